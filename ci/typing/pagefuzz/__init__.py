@@ -1,0 +1,1 @@
+../../../harness/_root/__init__.py

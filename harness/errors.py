@@ -1,0 +1,10 @@
+"""Errors that end a command."""
+
+from __future__ import annotations
+
+
+class CannotCheckError(Exception):
+    """Something that was asked for could not be checked: exit code 2, never a pass.
+
+    The message is one clear sentence: what is wrong, and what would be right.
+    """

@@ -1,0 +1,1 @@
+"""Listeners to a campaign: terminal, plain lines, files."""

@@ -1,0 +1,1 @@
+"""Processes that launch: fork server, worker, and the client that watches them."""

@@ -1,0 +1,51 @@
+"""What a judgement is. Each lives in one file of `oracles/judgements/`, which registers it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Plan
+from pagefuzz.oracles.observation import Observation
+from pagefuzz.oracles.operation import Operation
+from pagefuzz.oracles.verdict import Failure
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a judgement may look at."""
+
+    operation: Operation
+    plan: Plan
+    expectation: Expectation
+    observation: Observation
+
+
+@dataclass(frozen=True)
+class Judged:
+    """checked: how much was examined, in the judgement's unit (0: it looked at nothing)."""
+
+    failures: tuple[Failure, ...]
+    checked: int
+
+
+class Judgement(ABC):
+    """Judges one aspect of a run.
+
+    name     as in design.md's table of words
+    unit     of what it counts: "bytes", "accesses", "operations", "cases", "launches", "counters"
+    summary  one line for `pagefuzz list`
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def applies(self, run: Run) -> bool:
+        """Whether it has anything to examine in this run (a checked build, counters, ...)."""
+
+    @abstractmethod
+    def judge(self, run: Run) -> Judged: ...

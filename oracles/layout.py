@@ -1,0 +1,137 @@
+"""How a case lies in memory: the arguments a launcher gets and the bytes behind them.
+
+A `Plan` is derived from a case by its operation, before anything is judged; from here on the plan,
+not the case, is the truth: what a contract says is computed from the plan's final arguments and
+from the index values that are really in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from pagefuzz.oracles.case import Case, Placement
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Dtype(IntEnum):
+    """Element types, with the codes of `enum pf_dtype` in the C ABI."""
+
+    U8 = 1
+    U16 = 2
+    U32 = 3
+    U64 = 4
+    I32 = 5
+    I64 = 6
+    F16 = 7
+    BF16 = 8
+    F32 = 9
+    E4M3 = 10
+    E5M2 = 11
+
+    @property
+    def size_bytes(self) -> int:
+        return _DTYPE_BYTES[self]
+
+
+_DTYPE_BYTES = {
+    Dtype.U8: 1,
+    Dtype.U16: 2,
+    Dtype.U32: 4,
+    Dtype.U64: 8,
+    Dtype.I32: 4,
+    Dtype.I64: 8,
+    Dtype.F16: 2,
+    Dtype.BF16: 2,
+    Dtype.F32: 4,
+    Dtype.E4M3: 1,
+    Dtype.E5M2: 1,
+}
+
+
+class Role(StrEnum):
+    SOURCE = "source"  # payload, read only
+    INDEX = "index"  # table, starts, slots, hints, scales: read only
+    DESTINATION = "destination"  # written, never read
+    COUNTERS = "counters"  # read-modify-write
+
+
+@dataclass(frozen=True)
+class BufferRole:
+    """One buffer argument of an operation, in ABI order."""
+
+    name: str
+    role: Role
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Image:
+    """Bytes a buffer holds before the launch, where they are not poison or payload.
+
+    `offsets` int64 [n], ascending, from the buffer's base; `values` uint8 [n, w], w bytes at each.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    values: Bytes
+
+    @classmethod
+    def of_elements(
+        cls, element_indices: npt.ArrayLike, elements: npt.NDArray[np.generic]
+    ) -> Image:
+        """Elements (int32 or int64, [n]) at element indices (in units of the element's size)."""
+        width = elements.dtype.itemsize
+        indices = np.asarray(element_indices, dtype=np.int64)
+        raw = np.ascontiguousarray(elements).view(np.uint8).reshape(len(indices), width)
+        return cls(indices * width, raw)
+
+    @classmethod
+    def empty(cls) -> Image:
+        return cls(np.empty(0, np.int64), np.empty((0, 1), np.uint8))
+
+
+@dataclass(frozen=True)
+class PlannedBuffer:
+    """One buffer as it lies in memory and as it is passed.
+
+    required_bytes  what sizes and strides need, before overrides
+    extent_bytes    what the launcher is told (after overrides)
+    dtype, rank     what the launcher is told; a plain int, since a refused case may pass nonsense
+    is_null         a null pointer is passed
+    image           explicit contents; every other byte is payload or poison (`contents`)
+    """
+
+    name: str
+    role: Role
+    required_bytes: int
+    extent_bytes: int
+    dtype: int
+    rank: int
+    placement: Placement
+    is_null: bool
+    image: Image
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of real memory from the base on, workspace behind it included; 0 if it has none."""
+        if self.placement.over is not None:
+            return 0
+        return self.required_bytes + self.placement.slack_bytes + self.placement.after_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """arguments: every scalar the launcher gets, by ABI name, after overrides.
+    buffers: in ABI order, absent optional ones included (null, extent 0)."""
+
+    case: Case
+    arguments: Mapping[str, int]
+    buffers: Mapping[str, PlannedBuffer]
+
+    def buffer_names(self) -> tuple[str, ...]:
+        return tuple(self.buffers)

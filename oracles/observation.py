@@ -1,0 +1,132 @@
+"""What was seen of a case's launches: pure data that the judgements read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from pagefuzz.oracles.layout import Bytes
+
+
+class Status(IntEnum):
+    """`enum pf_status` of the C ABI."""
+
+    OK = 0
+    REFUSED = 1
+    LAUNCH_FAILED = 2
+    BARRIER_FAULT = 3
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the source, and in which thread."""
+
+    file: str
+    line: int
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        block = ",".join(map(str, self.block))
+        thread = ",".join(map(str, self.thread))
+        return f"{self.file}:{self.line}  block ({block}) thread ({thread})"
+
+
+@dataclass(frozen=True)
+class AccessFault:
+    """A forbidden access that the checked build recorded and suppressed.
+
+    kind is "read", "write" or "atomic"; offset_bytes is from the buffer's base and may be negative.
+    """
+
+    sequence: int
+    buffer: str
+    offset_bytes: int
+    size_bytes: int
+    kind: str
+    site: Site
+
+
+@dataclass(frozen=True)
+class IndexFault:
+    """A wrap or lossy narrowing that the checked index type (or UBSan) recorded.
+
+    operation is "+", "-", "*", "<<", "neg", "/" or "narrow"; `type_name` is e.g. "int32".
+    """
+
+    sequence: int
+    operation: str
+    type_name: str
+    a: int
+    b: int
+    result: int
+    site: Site
+
+
+@dataclass(frozen=True)
+class CheckRecord:
+    """What a checked build recorded of one launch. The first fault of each distinct site."""
+
+    accesses: int
+    accessed_bytes: int
+    operations: int
+    access_fault_count: int
+    index_fault_count: int
+    access_faults: tuple[AccessFault, ...] = ()
+    index_faults: tuple[IndexFault, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of bytes of one buffer before and after a launch.
+
+    offset_bytes is from the buffer's base, negative in the workspace and red zone in front of it.
+    """
+
+    offset_bytes: int
+    before: Bytes
+    after: Bytes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch.
+
+    fill       which of the two fills the memory held
+    status     what the launcher returned, `message` its sentence
+    chunks     for each buffer every run that the launch may have changed, red zones included;
+               bytes outside all chunks are known to be unchanged
+    examined_bytes  memory known to be unchanged or in chunks, all buffers and red zones together
+    record     of a checked build; None from any other
+    """
+
+    fill: int
+    status: Status
+    message: str
+    chunks: Mapping[str, tuple[Chunk, ...]]
+    examined_bytes: int
+    record: CheckRecord | None = None
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a worker ended instead of answering.
+
+    how is the short fixed name ("SIGSEGV", "illegal memory access", "exit status 3"), detail the
+    rest of what is known; fill which launch it was.
+    """
+
+    how: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """backend is "host" or "cuda"; build the flags of the object: "checked", "release", ..."""
+
+    backend: str
+    build: str
+    launches: tuple[Launch, ...] = ()
+    death: Death | None = None
+    layers: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""One module an operation of contracts.md."""

@@ -1,0 +1,1 @@
+"""One module an operation: strategies that draw its cases."""
