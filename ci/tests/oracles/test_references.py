@@ -116,7 +116,8 @@ def _page_ids(case: Case) -> list[int]:
     assert isinstance(OPERATION, GatherOperation)
     plan = OPERATION.plan(case)
     pages = OPERATION.pages(plan, OPERATION.row_map(plan))
-    return pages.page_id[pages.in_table].tolist()
+    page_ids: list[int] = pages.page_id[pages.in_table].tolist()
+    return page_ids
 
 
 def _contested_rows(case: Case) -> list[int]:
