@@ -9,7 +9,6 @@ entries, coordinates at overflow scale from the boundary they are to reach.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -96,7 +95,7 @@ class GatherChoices:
 
 @st.composite
 def gather_choices(
-    draw: Any,
+    draw: st.DrawFn,
     element_sizes: SearchStrategy[int],
     entry_sizes: SearchStrategy[int],
     *,
