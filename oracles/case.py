@@ -92,7 +92,7 @@ class Values:
     def from_json(cls, data: object, what: str) -> Values:
         data = _mapping(data, what)
         recipe = data.get("recipe")
-        if recipe not in RECIPES:
+        if not isinstance(recipe, str) or recipe not in RECIPES:
             raise CaseError(f"{what}.recipe={recipe!r} must be one of {', '.join(RECIPES)}")
         names = RECIPES[recipe]
         _no_more_keys(data, ("recipe", "edits", *(n.removesuffix("[]") for n in names)), what)

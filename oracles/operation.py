@@ -56,8 +56,13 @@ class Operation(ABC):
 
     @abstractmethod
     def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
-        """The meaning of a byte for a reader: "request 0, row 3 (token 17 -> page 4 slot 1),
-        byte 5", or for a table entry "row 0, column 2 (the row ends at column 1)"."""
+        """The place of a byte in its buffer: "row 3, byte 5", "page 4 slot 1, byte 0", or for a
+        table entry "row 0, column 2; the row ends at column 1"."""
+
+    @abstractmethod
+    def mapping(self, plan: Plan, buffer: str, offset_bytes: int) -> str | None:
+        """How the contract comes to a byte: "request 0, row 0 -> token 1 -> logical page 1 of 1";
+        None if it belongs to no row."""
 
     @abstractmethod
     def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> str | None:

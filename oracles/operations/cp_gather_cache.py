@@ -1,0 +1,539 @@
+"""(a) cp_gather_cache: copies cache entries to rows, byte for byte.
+
+The contract, with src [num_pages, page_size_tokens, entry_bytes] and dst [dst_rows, entry_bytes]:
+
+    b = clamp(starts[r], 0, num_tokens)
+    e = clamp(starts[r + 1], 0, num_tokens)     # the last request without a terminal: num_tokens
+    for row in [b, e):
+        p = seq_starts[r] + (row - starts[r])
+        q, o = divmod(p, page_size_tokens)
+        B = block_table[r * table_row_stride + q]
+        dst[row] = src[B, o]
+
+Decisions where contracts.md is open, beside those of all gathers (`oracles/gather.py`):
+
+* Required bytes: src 0 if num_pages == 0, else (num_pages - 1) * page_stride_bytes +
+  (page_size_tokens - 1) * slot_stride_bytes + entry_bytes; dst 0 if num_tokens == 0, else
+  (num_tokens - 1) * dst_row_stride_bytes + entry_bytes.
+* src has rank 3 and dst rank 2; both have one dtype, whose size is element_bytes.
+* Source entries may overlap (any strides >= 0 do); the destination must nest:
+  dst_row_stride_bytes >= entry_bytes when dst_rows > 1.
+* Bases, and strides that are not ignored, of src and dst are multiples of element_bytes, even where
+  an extent is 0; a null pointer is aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from pagefuzz.oracles import contents
+from pagefuzz.oracles.case import CaseError
+from pagefuzz.oracles.coordinates import CacheGrid
+from pagefuzz.oracles.expectation import (
+    Contested,
+    Counts,
+    Expectation,
+    Expected,
+    Footprint,
+    Refusal,
+)
+from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS, GatherOperation
+from pagefuzz.oracles.intervals import IntervalSet
+from pagefuzz.oracles.layout import BufferRole, Bytes, Dtype, Plan, Role
+from pagefuzz.oracles.refusals import (
+    Found,
+    check_dtype,
+    check_overlaps,
+    check_pointer,
+    check_rank,
+    check_stride_alignment,
+    dtype_name,
+    is_absent,
+)
+from pagefuzz.oracles.rows import PADDING_PAGE, Int64s
+from pagefuzz.oracles.verdict import CaseClass
+
+_ELEMENT_DTYPES = {1: Dtype.U8, 2: Dtype.U16, 4: Dtype.U32, 8: Dtype.U64}
+
+
+class CpGatherCache(GatherOperation):
+    """Operation (a)."""
+
+    name = "cp_gather_cache"
+    summary = "raw copy of cache entries through a block table"
+    sizes = (
+        "num_requests",
+        "num_tokens",
+        "page_size_tokens",
+        "num_pages",
+        "table_width",
+        "table_row_stride",
+        "page_stride_bytes",
+        "slot_stride_bytes",
+        "dst_rows",
+        "dst_row_stride_bytes",
+        "entry_bytes",
+        "element_bytes",
+        "has_terminal",
+    )
+    buffers = (
+        BufferRole("src", Role.SOURCE),
+        BufferRole("dst", Role.DESTINATION),
+        BLOCK_TABLE,
+        STARTS,
+        SEQ_STARTS,
+        COUNTS,
+    )
+
+    # ---- arguments -----------------------------------------------------------------------------
+
+    def strides(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        strides = {}
+        if sizes["num_pages"] > 1:
+            strides["page_stride_bytes"] = sizes["page_stride_bytes"]
+        if sizes["page_size_tokens"] > 1:
+            strides["slot_stride_bytes"] = sizes["slot_stride_bytes"]
+        if sizes["dst_rows"] > 1:
+            strides["dst_row_stride_bytes"] = sizes["dst_row_stride_bytes"]
+        return strides
+
+    def payload_bytes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        page_stride, slot_stride, row_stride = self._effective_strides(sizes)
+        pages, tokens, entry = sizes["num_pages"], sizes["num_tokens"], sizes["entry_bytes"]
+        src = (pages - 1) * page_stride + (sizes["page_size_tokens"] - 1) * slot_stride + entry
+        return {
+            "src": src if pages else 0,
+            "dst": (tokens - 1) * row_stride + entry if tokens else 0,
+        }
+
+    def payload_types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        dtype = _ELEMENT_DTYPES.get(sizes["element_bytes"], Dtype.U8)
+        return {"src": (dtype, 3), "dst": (dtype, 2)}
+
+    def clamped(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        laid = dict(sizes)
+        laid["entry_bytes"] = max(sizes["entry_bytes"], 1)
+        for name in self.strides(sizes):
+            laid[name] = max(sizes[name], 0)
+        return laid
+
+    def payload_refusals(self, found: Found, plan: Plan) -> None:
+        arguments, buffers = plan.arguments, plan.buffers
+        element, entry = arguments["element_bytes"], arguments["entry_bytes"]
+        known = element in _ELEMENT_DTYPES
+        if not known:
+            found.append(Refusal("element_bytes", f"element_bytes={element} must be 1, 2, 4 or 8"))
+        if entry <= 0 or (known and entry % element):
+            found.append(
+                Refusal(
+                    "entry_bytes", f"entry_bytes={entry} must be a positive multiple of {element}"
+                )
+            )
+        if arguments["num_tokens"] > arguments["dst_rows"]:
+            found.append(
+                Refusal(
+                    "dst_rows",
+                    f"num_tokens={arguments['num_tokens']} is more than "
+                    f"dst_rows={arguments['dst_rows']}",
+                )
+            )
+        src, dst = buffers["src"], buffers["dst"]
+        fitting = [d for d in Dtype if not known or d.size_bytes == element]
+        check_dtype(found, src, fitting)
+        check_dtype(found, dst, fitting)
+        if src.dtype != dst.dtype and src.dtype in fitting and dst.dtype in fitting:
+            found.append(
+                Refusal("dtype", f"src is {dtype_name(src.dtype)}, dst {dtype_name(dst.dtype)}")
+            )
+        check_rank(found, src, 3)
+        check_rank(found, dst, 2)
+        strides = self.strides(arguments)
+        for name in ("src", "dst"):
+            check_pointer(found, plan, name, element if known else 1)
+        check_stride_alignment(found, strides, element if known else 1)
+        row_stride = strides.get("dst_row_stride_bytes")
+        if row_stride is not None and 0 <= row_stride < entry:
+            found.append(
+                Refusal(
+                    "not_nested",
+                    f"dst_row_stride_bytes={row_stride} is below entry_bytes={entry}",
+                )
+            )
+        others = ("src", "block_table", "starts", "seq_starts", "counts")
+        check_overlaps(found, plan, "dst", others)
+
+    def _effective_strides(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        """Page, slot and row stride in bytes, ignored ones as 0."""
+        strides = self.strides(sizes)
+        return (
+            strides.get("page_stride_bytes", 0),
+            strides.get("slot_stride_bytes", 0),
+            strides.get("dst_row_stride_bytes", 0),
+        )
+
+    # ---- the contract, vectorised ----------------------------------------------------------------
+
+    def expect(self, plan: Plan) -> Expectation:
+        if refusals := self.refusals(plan):
+            return Expectation(CaseClass.REFUSED, refusals)
+        arguments = plan.arguments
+        entry = arguments["entry_bytes"]
+        page_stride, slot_stride, row_stride = self._effective_strides(arguments)
+        rows = self.row_map(plan)
+        pages = self.pages(plan, rows)
+        hostile = self.hostile_index_values(plan, rows, pages)
+        runs = bool(arguments["num_requests"] and arguments["num_tokens"])
+
+        row, page, slot = rows.row, rows.page, rows.slot
+        if not pages.valid.all():
+            claims = np.flatnonzero(pages.valid[page])
+            row, page, slot = row[claims], page[claims], slot[claims]
+        src_offsets = pages.page_id[page] * page_stride + slot * slot_stride
+        dst_offsets = row * row_stride
+        values = contents.payload_at(plan.case.seed, src_offsets, entry)
+
+        contested = None
+        may_write = IntervalSet()
+        exact: Int64s | slice = slice(None)
+        if rows.first_contested_row is not None:
+            is_exact = row < rows.first_contested_row
+            exact = np.flatnonzero(is_exact)
+            claimed = np.flatnonzero(~is_exact)
+            contested = Contested(dst_offsets[claimed], values[claimed], arguments["element_bytes"])
+            may_write = IntervalSet.of_runs(dst_offsets[claimed], entry)
+        footprints = self.index_footprints(plan, pages) if runs else {}
+        if runs:
+            footprints["src"] = Footprint(IntervalSet.of_runs(src_offsets, entry))
+            footprints["dst"] = Footprint(
+                must_write=IntervalSet.of_runs(dst_offsets[exact], entry), may_write=may_write
+            )
+        return Expectation(
+            case_class=CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT,
+            hostile=hostile,
+            footprints=footprints,
+            expected={"dst": Expected(dst_offsets[exact], values[exact], contested)},
+            counts=self.counts(rows, pages),
+            counters={
+                "mapped_rows": rows.row.size,
+                "pages_touched": rows.page_request.size,
+                "source_closeness": _closeness(src_offsets, arguments["element_bytes"]),
+                "destination_closeness": _closeness(dst_offsets, arguments["element_bytes"]),
+            },
+        )
+
+    # ---- the contract as a loop ------------------------------------------------------------------
+
+    def expect_by_loop(self, plan: Plan) -> Expectation:
+        """Plain integers, one row at a time; shares nothing with `expect` but the payload."""
+        if refusals := self.refusals(plan):
+            return Expectation(CaseClass.REFUSED, refusals)
+        a = plan.arguments
+        requests, tokens = a["num_requests"], a["num_tokens"]
+        page_size, entry = a["page_size_tokens"], a["entry_bytes"]
+        page_stride = a["page_stride_bytes"] if a["num_pages"] > 1 else 0
+        slot_stride = a["slot_stride_bytes"] if page_size > 1 else 0
+        row_stride = a["dst_row_stride_bytes"] if a["dst_rows"] > 1 else 0
+        table_stride = a["table_row_stride"] if requests > 1 else 0
+        table = _integers(plan, "block_table", 4)
+        starts = _integers(plan, "starts", 4)
+        seq_starts = (
+            None if is_absent(plan.buffers["seq_starts"]) else _integers(plan, "seq_starts", 4)
+        )
+
+        def start(r: int) -> int:
+            return starts[r] if r < requests or a["has_terminal"] else tokens
+
+        def clamp(value: int) -> int:
+            return min(max(value, 0), tokens)
+
+        contested_from = tokens
+        decreasing = False
+        for k in range(requests):
+            if clamp(start(k + 1)) < clamp(start(k)):
+                contested_from = min(clamp(start(i)) for i in range(k + 1, requests + 1))
+                decreasing = True
+                break
+
+        readable_src: list[tuple[int, int]] = []
+        readable_table: list[tuple[int, int]] = []
+        must: dict[int, bytes] = {}
+        claims: list[tuple[int, bytes]] = []
+        padding = skipped = 0
+        in_contract = all(
+            start(r) >= 0 for r in range(requests + a["has_terminal"] if requests else 0)
+        )
+        in_contract &= all(
+            start(r) <= start(r + 1) for r in range(requests if a["has_terminal"] else requests - 1)
+        )
+        for r in range(requests):
+            first, last = clamp(start(r)), clamp(start(r + 1))
+            seq_start = seq_starts[r] if seq_starts is not None else 0
+            counted: set[int] = set()
+            for row in range(first, last):
+                if seq_start < 0:
+                    in_contract = False
+                    if -1 not in counted:
+                        counted.add(-1)
+                        skipped += 1
+                    continue
+                token = seq_start + (row - start(r))
+                column, slot = token // page_size, token % page_size
+                page_id = None
+                if column < a["table_width"]:
+                    element = r * table_stride + column
+                    readable_table.append((4 * element, 4 * element + 4))
+                    page_id = table[element]
+                if page_id is None or not 0 <= page_id < a["num_pages"]:
+                    in_contract = False
+                    if column not in counted:
+                        counted.add(column)
+                        padding += page_id == PADDING_PAGE
+                        skipped += page_id != PADDING_PAGE
+                    continue
+                at = page_id * page_stride + slot * slot_stride
+                readable_src.append((at, at + entry))
+                data = contents.payload(plan.case.seed, at, at + entry).tobytes()
+                if row < contested_from:
+                    must[row * row_stride] = data
+                else:
+                    claims.append((row * row_stride, data))
+
+        footprints = {}
+        if requests and tokens:
+            footprints = {
+                "src": Footprint(_intervals(readable_src)),
+                "dst": Footprint(
+                    must_write=_intervals([(at, at + entry) for at in must]),
+                    may_write=_intervals([(at, at + entry) for at, _ in claims]),
+                ),
+                "block_table": Footprint(_intervals(readable_table)),
+                "starts": Footprint(_intervals([(0, 4 * (requests + a["has_terminal"]))])),
+            }
+            if seq_starts is not None:
+                footprints["seq_starts"] = Footprint(_intervals([(0, 4 * requests)]))
+            if not is_absent(plan.buffers["counts"]):
+                pair = _intervals([(0, 16)])
+                footprints["counts"] = Footprint(pair, may_write=pair)
+        contested = None
+        if decreasing:
+            contested = Contested(*_runs(claims, entry), a["element_bytes"])
+        return Expectation(
+            case_class=CaseClass.IN_CONTRACT if in_contract else CaseClass.HOSTILE,
+            footprints=footprints,
+            expected={"dst": Expected(*_runs(sorted(must.items()), entry), contested)},
+            counts=None if decreasing else Counts(padding, skipped),
+        )
+
+    # ---- the contract in torch -------------------------------------------------------------------
+
+    def expected_by_torch(self, plan: Plan) -> Mapping[str, Mapping[int, bytes]]:
+        """Gathers with strided tensors that really exist.
+
+        Raises `CaseError` if the source is above 256 MiB.
+        """
+        a = plan.arguments
+        if self.refusals(plan) or not (a["num_requests"] and a["num_tokens"]):
+            return {"dst": {}}
+        page_stride, slot_stride, row_stride = self._effective_strides(a)
+        src_bytes = self.payload_bytes(a)["src"]
+        if src_bytes > 2**28:
+            raise CaseError(f"the torch reference needs {src_bytes} bytes; at most 2^28 are made")
+        payload = torch.from_numpy(contents.payload(plan.case.seed, 0, src_bytes).copy())
+        cache = payload.as_strided(
+            (a["num_pages"], a["page_size_tokens"], a["entry_bytes"]),
+            (page_stride, slot_stride, 1),
+        )
+        table_stride = a["table_row_stride"] if a["num_requests"] > 1 else 0
+        table = torch.full((self._required(a)["block_table"] // 4,), -2, dtype=torch.int64)
+        image = plan.buffers["block_table"].image
+        table[torch.from_numpy(image.offsets // 4)] = (
+            torch.from_numpy(image.values.copy()).view(torch.int32).view(-1).to(torch.int64)
+        )
+        table = table.as_strided((a["num_requests"], a["table_width"]), (table_stride, 1))
+
+        starts = _tensor(_integers(plan, "starts", 4))
+        seq_starts = torch.zeros(a["num_requests"], dtype=torch.int64)
+        if not is_absent(plan.buffers["seq_starts"]):
+            seq_starts = _tensor(_integers(plan, "seq_starts", 4))
+        clamped = starts.clamp(0, a["num_tokens"])
+        if not a["has_terminal"]:
+            clamped = torch.cat((clamped, _tensor([a["num_tokens"]])))
+        exact_rows = a["num_tokens"]
+        falls = (clamped.diff() < 0).nonzero().view(-1)
+        if len(falls):
+            exact_rows = int(clamped[falls[0] + 1 :].min())
+
+        out: dict[int, bytes] = {}
+        for r in range(a["num_requests"]):
+            if seq_starts[r] < 0:
+                continue
+            row = torch.arange(int(clamped[r]), max(int(clamped[r + 1]), int(clamped[r])))
+            row = row[row < exact_rows]
+            token = seq_starts[r] + row - starts[r]
+            column = token.div(a["page_size_tokens"], rounding_mode="floor")
+            row, token, column = (x[column < a["table_width"]] for x in (row, token, column))
+            page_id = table[r][column]
+            valid = (page_id >= 0) & (page_id < a["num_pages"])
+            slot = token.remainder(a["page_size_tokens"])
+            entries = cache[page_id[valid], slot[valid]]
+            for at, entry in zip((row[valid] * row_stride).tolist(), entries, strict=True):
+                out[at] = entry.numpy().tobytes()
+        return {"dst": out}
+
+    # ---- texts -----------------------------------------------------------------------------------
+
+    def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
+        a = plan.arguments
+        if buffer == "src":
+            place = self._grid(plan).slot_at(offset_bytes)
+            what = f"page {place.page_index} slot {place.slot_index}"
+            if not 0 <= place.byte_index < a["entry_bytes"]:
+                return f"{what}, byte {place.byte_index} of an entry of {a['entry_bytes']}"
+            return f"{what}, byte {place.byte_index}"
+        if buffer == "dst":
+            row, byte = self._row_at(plan, offset_bytes)
+            if not 0 <= byte < a["entry_bytes"]:
+                return f"row {row}, byte {byte} of an entry of {a['entry_bytes']}"
+            if not 0 <= row < a["num_tokens"]:
+                return f"row {row} of {a['num_tokens']}, byte {byte}"
+            return f"row {row}, byte {byte}"
+        return self.locate_index(plan, buffer, offset_bytes)
+
+    def mapping(self, plan: Plan, buffer: str, offset_bytes: int) -> str | None:
+        if self.refusals(plan):
+            return None
+        rows = self.row_map(plan)
+        pages = self.pages(plan, rows)
+        if buffer == "dst":
+            row, byte = self._row_at(plan, offset_bytes)
+            if not 0 <= byte < plan.arguments["entry_bytes"]:
+                return None
+            claims = np.flatnonzero(rows.row == row)
+        elif buffer == "src":
+            place = self._grid(plan).slot_at(offset_bytes)
+            page = rows.page
+            claims = np.flatnonzero(
+                pages.valid[page]
+                & (pages.page_id[page] == place.page_index)
+                & (rows.slot == place.slot_index)
+            )
+        else:
+            return self.index_mapping(plan, rows, pages, buffer, offset_bytes)
+        if not claims.size:
+            return "no request maps it"
+        return "; ".join(self.claim_text(plan, rows, pages, c) for c in claims[:3].tolist())
+
+    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> str | None:
+        size = found.size
+        if not size:
+            return None
+        at = np.array([offset_bytes], dtype=np.int64)
+        for fill in contents.FILLS:
+            old = contents.destination_poison_at(plan.case.seed, fill, at, size)
+            if np.array_equal(old[0], found):
+                return "what was there before"
+        if not found.any():
+            return "zeros"
+        if (traced := contents.trace(plan.case.seed, found)) is not None:
+            return self._traced_text(plan, traced)
+        return self._searched_origin(plan, offset_bytes, found)
+
+    def _traced_text(self, plan: Plan, traced: contents.Trace) -> str:
+        if traced.role is Role.DESTINATION:
+            row, byte = self._row_at(plan, traced.offset_bytes)
+            return f"what dst row {row} held before, from byte {byte}"
+        where = self.locate(plan, "src", traced.offset_bytes)
+        return where if traced.is_payload else f"{where}, which no row maps"
+
+    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> str | None:
+        """Compares with the same bytes of every mapped entry; for runs too short to be traced.
+
+        None if a match could be chance.
+        """
+        rows = self.row_map(plan)
+        pages = self.pages(plan, rows)
+        page_stride, slot_stride, _ = self._effective_strides(plan.arguments)
+        page = rows.page
+        entries = pages.page_id[page] * page_stride + rows.slot * slot_stride
+        entries = np.unique(entries[pages.valid[page]])
+        _, byte = self._row_at(plan, offset_bytes)
+        values = contents.payload_at(plan.case.seed, entries + byte, found.size)
+        same = np.flatnonzero((values == found[None, :]).all(axis=1))
+        if not same.size or entries.size > 256**found.size // 20:
+            return None
+        return self.locate(plan, "src", int(entries[same[0]]) + byte)
+
+    def describe(self, plan: Plan) -> str:
+        a = plan.arguments
+        page_stride, slot_stride, row_stride = self._effective_strides(a)
+        entry, page_size = a["entry_bytes"], a["page_size_tokens"]
+        layout = []
+        if a["page_size_tokens"] > 1 and slot_stride != entry:
+            layout.append(f"ce={slot_stride}")
+        if a["num_pages"] > 1 and page_stride != page_size * entry:
+            layout.append(f"cb={page_stride}")
+        if a["dst_rows"] > 1 and row_stride != entry:
+            layout.append(f"d0={row_stride}")
+        element = f" of {a['element_bytes']} B elements" if a["element_bytes"] > 1 else ""
+        return "  ".join(
+            [
+                *self.index_description(plan),
+                f"entry {entry} B{element}, {' '.join(layout) or 'dense'}, seed {plan.case.seed}",
+                *self.oddities(plan),
+            ]
+        )
+
+    def _grid(self, plan: Plan) -> CacheGrid:
+        page_stride, slot_stride, _ = self._effective_strides(plan.arguments)
+        return CacheGrid(
+            plan.arguments["num_pages"],
+            plan.arguments["page_size_tokens"],
+            page_stride,
+            slot_stride,
+        )
+
+    def _row_at(self, plan: Plan, offset_bytes: int) -> tuple[int, int]:
+        """Row of dst and byte in it."""
+        row_stride = self._effective_strides(plan.arguments)[2]
+        return divmod(offset_bytes, row_stride) if row_stride else (0, offset_bytes)
+
+
+def _integers(plan: Plan, buffer: str, width: int) -> dict[int, int]:
+    """Element index -> value, of an index buffer's image."""
+    image = plan.buffers[buffer].image
+    return {
+        at // width: int.from_bytes(raw.tobytes(), "little", signed=True)
+        for at, raw in zip(image.offsets.tolist(), image.values, strict=True)
+    }
+
+
+def _tensor(values: Mapping[int, int] | list[int]) -> torch.Tensor:
+    items = [values[i] for i in range(len(values))]
+    return torch.tensor(items, dtype=torch.int64)
+
+
+def _intervals(pairs: list[tuple[int, int]]) -> IntervalSet:
+    return IntervalSet([begin for begin, _ in pairs], [end for _, end in pairs])
+
+
+def _runs(runs: list[tuple[int, bytes]], size_bytes: int) -> tuple[Int64s, Bytes]:
+    """Offsets and values of runs of one size."""
+    offsets = np.array([at for at, _ in runs], dtype=np.int64)
+    raw = np.frombuffer(b"".join(data for _, data in runs), dtype=np.uint8)
+    return offsets, raw.reshape(len(runs), size_bytes)
+
+
+def _closeness(offsets: Int64s, element_bytes: int) -> int:
+    """64 less the bits of the smallest distance between an offset and 2^31 or 2^32, bytes or
+    elements; 0 if there is no offset."""
+    if not offsets.size:
+        return 0
+    distance = min(
+        int(np.abs(offsets - boundary * unit).min()) // unit
+        for boundary in (2**31, 2**32)
+        for unit in {1, element_bytes}
+    )
+    return 64 - distance.bit_length()
