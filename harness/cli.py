@@ -36,7 +36,7 @@ _UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration_s(text: str) -> float:
-    """"90s", "10m", "2h", or plain seconds."""
+    """ "90s", "10m", "2h", or plain seconds."""
     match = _DURATION.fullmatch(text)
     seconds = float(match["number"]) * _UNIT_S[match["unit"]] if match else 0.0
     if seconds <= 0:
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
-    # Each command is imported when it is asked for: `pagefuzz --help` needs neither NumPy nor torch.
+    # Each command is imported when it is asked for: `--help` needs neither NumPy nor torch.
     from pagefuzz.oracles.case import CaseError
 
     try:

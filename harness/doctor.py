@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class Examination:
     unusable: dict[str, str]
 
     def layer_on(self, layer: Layer, backend: str) -> str:
-        """"yes", the build it needs, or why not, in a few characters."""
+        """ "yes", the build it needs, or why not, in a few characters."""
         if backend not in layer.backends:
             return "-"
         if self.unusable[backend]:
@@ -104,11 +104,13 @@ def _gpu(here: Machine) -> Fact:
         return Fact("GPU", False, here.no_gpu)
     memory = f"{gpu.memory_bytes / 2**30:.0f} GiB"
     return Fact(
-        "GPU", True, f"{gpu.name}, {memory}, {gpu.architecture}, driver {gpu.driver}, CUDA {gpu.cuda}"
+        "GPU",
+        True,
+        f"{gpu.name}, {memory}, {gpu.architecture}, driver {gpu.driver}, CUDA {gpu.cuda}",
     )
 
 
-def _asan(compilers: dict[str, object]) -> Fact:
+def _asan(compilers: Mapping[str, object]) -> Fact:
     name = "AddressSanitizer"
     compiler = os.environ.get("CXX", "g++")
     if "g++" not in compilers:

@@ -148,7 +148,7 @@ class Finding:
     # ---- as text ------------------------------------------------------------------------------
 
     def text(self, width: int = 80, path: Path | None = None) -> str:
-        """The report, in design.md's order. `path` is the JSON file, for the lines that rerun it."""
+        """The report, always in one order. `path` of the JSON file is for the rerun lines."""
         failure = self.failure
         left = f"{failure.judgement.upper()}  {failure.title}"
         right = f"{self.operation} · {self.subject} · {self.backend} · {self.build} build"
@@ -157,7 +157,10 @@ class Finding:
         else:
             lines = [*textwrap.wrap(left, width, subsequent_indent=" " * _LABEL_WIDTH)]
             lines += textwrap.wrap(
-                right, width, initial_indent=" " * _LABEL_WIDTH, subsequent_indent=" " * _LABEL_WIDTH
+                right,
+                width,
+                initial_indent=" " * _LABEL_WIDTH,
+                subsequent_indent=" " * _LABEL_WIDTH,
             )
         case_class = str(self.verdict.case_class or "unknown")
         fields = [("case", f"{describe_case(self.case)}   class: {case_class}")]

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
 from pagefuzz.harness.campaign.events import Done, Event, Failing, Note, Problem, Progress, Settled
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
-from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
 from pagefuzz.harness.campaign.simplify import simplify
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
@@ -41,6 +41,7 @@ HYPOTHESIS_SHARE = 0.6
 
 PROGRESS_EVERY_S = 0.25
 
+
 class _Stop(KeyboardInterrupt):
     """Ends a run of Hypothesis wherever it is; it handles no other exception that way."""
 
@@ -61,7 +62,7 @@ class _Broken(_Stop):
         self.error = error
 
 
-class _CaseFailed(Exception):
+class _CaseFailedError(Exception):
     """What Hypothesis sees of a failing case."""
 
 
@@ -170,7 +171,9 @@ class Search:
 
         options = self._job.options
         database = (
-            DirectoryBasedExampleDatabase(options.database) if options.database is not None else None
+            DirectoryBasedExampleDatabase(options.database)
+            if options.database is not None
+            else None
         )
         phases = [Phase.generate, Phase.target, Phase.shrink]
         if round_index == 0 and self._job.shard.index == 0:
@@ -179,7 +182,6 @@ class Search:
 
         # Everything is explicit, so that no profile that is loaded by itself (Hypothesis has one
         # for CI, derandomised) changes what is drawn.
-        @hypothesis.seed(self._job.shard.seed(options.seed, round_index))
         @hypothesis.settings(
             max_examples=wanted,
             phases=phases,
@@ -192,11 +194,12 @@ class Search:
             verbosity=Verbosity.quiet,
             backend="hypothesis",
         )
+        @hypothesis.seed(self._job.shard.seed(options.seed, round_index))  # below: drops databases
         @hypothesis.given(strategy)
         def examine(case: Case) -> None:
             try:
                 self._examine(case)
-            except _CaseFailed:
+            except _CaseFailedError:
                 raise
             except Exception as error:
                 raise _Broken(error) from error
@@ -207,7 +210,8 @@ class Search:
             if options.statistics:
                 from hypothesis.statistics import collector
 
-                with collector.with_value(statistics.append):  # type: ignore[no-untyped-call]
+                # Annotated as a variable of type None, after its default.
+                with collector.with_value(statistics.append):  # type: ignore[arg-type]
                     examine()
             else:
                 examine()
@@ -215,7 +219,7 @@ class Search:
             pass
         except _Broken as broken:
             raise broken.error from None
-        except (_CaseFailed, hypothesis.errors.Flaky):
+        except (_CaseFailedError, hypothesis.errors.Flaky):
             # How often the minimised case fails again is found out by `_settle`.
             if self._target is None:
                 raise
@@ -243,7 +247,7 @@ class Search:
             self._target = Target(failure.identity, verdict.case_class)
             self._begin_shrinking(HYPOTHESIS_SHARE)
         if self._target == Target(failure.identity, verdict.case_class):
-            raise _CaseFailed(failure.identity)
+            raise _CaseFailedError(failure.identity)
 
     def _check(self, case: Case) -> Verdict:
         """Has the case judged, and counts it: as a case, or towards minimising."""

@@ -99,9 +99,7 @@ def _fewer_elements(case: Case) -> Iterator[Case]:
         for begin, end in _spans(size) if coupled else ():
             shorter = case.with_sizes(**{size_name: size - (end - begin)})
             for name, key, parameter in coupled:
-                shorter = _with_parameter(
-                    shorter, name, key, parameter[:begin] + parameter[end:]
-                )
+                shorter = _with_parameter(shorter, name, key, parameter[:begin] + parameter[end:])
             yield shorter
     for name, values in case.values.items():
         for key, parameter in values.parameters.items():

@@ -58,7 +58,9 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         build=build,
         seed=seed,
         keep_going=options.keep_going,
-        shrink_s=profile.shrink_s if time_s is None else min(profile.shrink_s, time_s * SHRINK_SHARE),
+        shrink_s=profile.shrink_s
+        if time_s is None
+        else min(profile.shrink_s, time_s * SHRINK_SHARE),
         verbose=profile.verbose,
         statistics=profile.verbose or bool(os.environ.get("PAGEFUZZ_STATISTICS")),
         database=str(_cache() / "examples") if profile.example_database else None,
@@ -123,8 +125,10 @@ def _header(
     of = f" ({found_commit[:12]})" if found_commit else ""
     compiler = found.get("g++") or found.get("clang++") or "no host compiler"
     return [
-        f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
-        f"Hypothesis {found['hypothesis']}, torch {found['torch']}",
+        (
+            f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
+            f"Hypothesis {found['hypothesis']}, torch {found['torch']}"
+        ),
         f"device   {device}; {compiler}",
         f"units    {names}",
         f"profile  {run}",

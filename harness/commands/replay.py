@@ -22,13 +22,11 @@ def replay(options: argparse.Namespace) -> int:
     finding = load_finding(path) if _is_finding(path) else None
     device = options.device or (finding.backend if finding else "auto")
     build = options.build or (finding.build if finding else "checked")
-    if options.subject is not None:
-        names = [options.subject]
-    else:
-        names = [finding.subject] if finding else None
+    subject = options.subject or (finding.subject if finding else None)
+    names = None if subject is None else [subject]
     codes = [
-        _replay_on(case, subject.name, device, build, finding, path)
-        for subject in selected_subjects([case.operation], names)
+        _replay_on(case, chosen.name, device, build, finding, path)
+        for chosen in selected_subjects([case.operation], names)
     ]
     return 1 if 1 in codes else max(codes)
 

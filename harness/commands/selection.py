@@ -14,9 +14,7 @@ def operation_names(wanted: Sequence[str] | None) -> tuple[str, ...]:
     """Those that were asked for, else all. Raises `CannotCheckError` for an unknown one."""
     try:
         return tuple(
-            dict.fromkeys(
-                registry.operation(name).name for name in wanted or registry.operations()
-            )
+            dict.fromkeys(registry.operation(name).name for name in wanted or registry.operations())
         )
     except registry.UnknownNameError as error:
         raise CannotCheckError(str(error)) from None

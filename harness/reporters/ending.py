@@ -43,9 +43,7 @@ def _unit_table(result: Result) -> list[str]:
     )
 
 
-def _checked_table(
-    result: Result, judgement_units: Mapping[str, str], width: int
-) -> list[str]:
+def _checked_table(result: Result, judgement_units: Mapping[str, str], width: int) -> list[str]:
     """A column a unit if they fit, else one for all together."""
     columns = {unit.unit.subject: unit.totals.checked for unit in result.units.values()}
     if len(columns) < len(result.units):
@@ -92,7 +90,10 @@ def _findings(result: Result) -> list[str]:
             if (finding := found.finding) is not None:
                 failure = finding.failure
                 stored = f"  {found.path}" if found.path else "  (not stored)"
-                lines += [f"{failure.judgement.upper()}  {failure.title}  ({unit.unit.name})", stored]
+                lines += [
+                    f"{failure.judgement.upper()}  {failure.title}  ({unit.unit.name})",
+                    stored,
+                ]
         others = sum(found.finding is None for found in unit.found.values())
         if others:
             lines.append(

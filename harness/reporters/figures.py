@@ -18,12 +18,8 @@ def duration(seconds: float) -> str:
 def amount(number: int, unit: str) -> str:
     """12 cases, 1 launch, 3.2 GB."""
     if unit == "bytes" and number >= 10_000:
-        scaled = float(number)
-        for prefix in ("kB", "MB", "GB", "TB", "PB"):
-            scaled /= 1000
-            if scaled < 1000:
-                break
-        return f"{scaled:.1f} {prefix}"
+        power = min((len(str(number)) - 1) // 3, 5)
+        return f"{number / 1000**power:.1f} {' kMGTP'[power]}B"
     return plural(number, unit)
 
 

@@ -75,7 +75,9 @@ def open_checker(job):
 
 
 def strategy(job):
-    sizes = st.fixed_dictionaries({"a": st.integers(0, 2000), "b": st.integers(0, 2000), "c": st.integers(0, 1)})
+    sizes = st.fixed_dictionaries(
+        {"a": st.integers(0, 2000), "b": st.integers(0, 2000), "c": st.integers(0, 1)}
+    )
     return st.builds(Case, st.just(job.shard.unit.operation), sizes)
 
 
