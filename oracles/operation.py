@@ -13,6 +13,7 @@ from typing import ClassVar
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.expectation import Expectation, Refusal
 from pagefuzz.oracles.layout import BufferRole, Bytes, Plan
+from pagefuzz.oracles.origin import Origin
 
 
 class Operation(ABC):
@@ -65,9 +66,9 @@ class Operation(ABC):
         None if it belongs to no row."""
 
     @abstractmethod
-    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> str | None:
-        """Where wrong bytes in a destination come from: "page 9 slot 2", "what was there before";
-        None if it cannot be told."""
+    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> Origin | None:
+        """Where bytes come from that were found at a wrong place of any buffer; None if it cannot
+        be told."""
 
     @abstractmethod
     def describe(self, plan: Plan) -> str:

@@ -43,6 +43,7 @@ from pagefuzz.oracles.expectation import (
 from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS, GatherOperation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import BufferRole, Bytes, Dtype, Plan, Role
+from pagefuzz.oracles.origin import Origin, OriginKind
 from pagefuzz.oracles.refusals import (
     Found,
     check_dtype,
@@ -332,26 +333,24 @@ class CpGatherCache(GatherOperation):
     def expected_by_torch(self, plan: Plan) -> Mapping[str, Mapping[int, bytes]]:
         """Gathers with strided tensors that really exist.
 
-        Raises `CaseError` if the source is above 256 MiB.
+        Raises `CaseError` if source and table are above 256 MiB.
         """
         a = plan.arguments
         if self.refusals(plan) or not (a["num_requests"] and a["num_tokens"]):
             return {"dst": {}}
         page_stride, slot_stride, row_stride = self._effective_strides(a)
-        src_bytes = self.payload_bytes(a)["src"]
-        if src_bytes > 2**28:
-            raise CaseError(f"the torch reference needs {src_bytes} bytes; at most 2^28 are made")
+        src_bytes, table_bytes = self.payload_bytes(a)["src"], self._required(a)["block_table"]
+        if (needed := src_bytes + table_bytes) > 2**28:
+            raise CaseError(f"the torch reference needs {needed} bytes; it makes at most 2^28")
         payload = torch.from_numpy(contents.payload(plan.case.seed, 0, src_bytes).copy())
         cache = payload.as_strided(
             (a["num_pages"], a["page_size_tokens"], a["entry_bytes"]),
             (page_stride, slot_stride, 1),
         )
         table_stride = a["table_row_stride"] if a["num_requests"] > 1 else 0
-        table = torch.full((self._required(a)["block_table"] // 4,), -2, dtype=torch.int64)
-        image = plan.buffers["block_table"].image
-        table[torch.from_numpy(image.offsets // 4)] = (
-            torch.from_numpy(image.values.copy()).view(torch.int32).view(-1).to(torch.int64)
-        )
+        table = torch.full((table_bytes // 4,), -2, dtype=torch.int64)
+        for element, page in _integers(plan, "block_table", 4).items():
+            table[element] = page
         table = table.as_strided((a["num_requests"], a["table_width"]), (table_stride, 1))
 
         starts = _tensor(_integers(plan, "starts", 4))
@@ -426,29 +425,29 @@ class CpGatherCache(GatherOperation):
             return "no request maps it"
         return "; ".join(self.claim_text(plan, rows, pages, c) for c in claims[:3].tolist())
 
-    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> str | None:
-        size = found.size
-        if not size:
-            return None
-        at = np.array([offset_bytes], dtype=np.int64)
-        for fill in contents.FILLS:
-            old = contents.destination_poison_at(plan.case.seed, fill, at, size)
-            if np.array_equal(old[0], found):
-                return "what was there before"
+    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> Origin | None:
+        if buffer == "dst":
+            at = np.array([offset_bytes], dtype=np.int64)
+            for fill in contents.FILLS:
+                old = contents.destination_poison_at(plan.case.seed, fill, at, found.size)
+                if np.array_equal(old[0], found):
+                    return Origin(OriginKind.OLD, "what was there before")
         if not found.any():
-            return "zeros"
+            return Origin(OriginKind.ZEROS, "zeros")
         if (traced := contents.trace(plan.case.seed, found)) is not None:
-            return self._traced_text(plan, traced)
-        return self._searched_origin(plan, offset_bytes, found)
+            return self._traced_origin(plan, traced)
+        return self._searched_origin(plan, offset_bytes, found) if buffer == "dst" else None
 
-    def _traced_text(self, plan: Plan, traced: contents.Trace) -> str:
+    def _traced_origin(self, plan: Plan, traced: contents.Trace) -> Origin:
         if traced.role is Role.DESTINATION:
-            row, byte = self._row_at(plan, traced.offset_bytes)
-            return f"what dst row {row} held before, from byte {byte}"
+            where = self.locate(plan, "dst", traced.offset_bytes)
+            return Origin(OriginKind.FORBIDDEN, f"what dst held before at {where}")
         where = self.locate(plan, "src", traced.offset_bytes)
-        return where if traced.is_payload else f"{where}, which no row maps"
+        if traced.is_payload:
+            return Origin(OriginKind.ENTRY, where)
+        return Origin(OriginKind.FORBIDDEN, f"{where} of src, which no row maps")
 
-    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> str | None:
+    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> Origin | None:
         """Compares with the same bytes of every mapped entry; for runs too short to be traced.
 
         None if a match could be chance.
@@ -464,7 +463,7 @@ class CpGatherCache(GatherOperation):
         same = np.flatnonzero((values == found[None, :]).all(axis=1))
         if not same.size or entries.size > 256**found.size // 20:
             return None
-        return self.locate(plan, "src", int(entries[same[0]]) + byte)
+        return Origin(OriginKind.ENTRY, self.locate(plan, "src", int(entries[same[0]]) + byte))
 
     def describe(self, plan: Plan) -> str:
         a = plan.arguments
