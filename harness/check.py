@@ -11,14 +11,16 @@
 
 from __future__ import annotations
 
-import os
+import platform
+import shlex
 import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from pagefuzz.harness import subjects
-from pagefuzz.harness.build import BuildSpec, build, parse
+from pagefuzz.harness.build import BuildSpec, compiler
+from pagefuzz.harness.build import build as build_object
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Assignment, FixedBytes
@@ -80,8 +82,8 @@ class Checker:
         self._operation = registry.operation(self.subject.operation)
         subjects.check_binding(self._operation, self.subject.source)
         self.backend = resolve_device(device)
-        spec = build_spec(build, self.backend)
-        self.build = str(spec)
+        spec = BuildSpec.parse(self.backend, build)
+        self.build = spec.text
         self._assignment = Assignment(
             operation=self.subject.operation,
             symbol=self.subject.symbol,
@@ -95,7 +97,7 @@ class Checker:
         self._worker = Worker(
             self._assignment,
             timeout_s=timeout_s,
-            environment=_asan_environment() if "asan" in self.build.split(",") else None,
+            environment=_asan_environment() if "asan" in spec.flags else None,
             journal=Journal(journal, **about) if journal else None,
         )
 
@@ -140,8 +142,10 @@ class Checker:
         plan = self._operation.plan(case)
         expectation = self._operation.expect(plan)
         observation = Observation(self.backend, self.build, death=death)
-        run = Run(self._operation, plan, expectation, observation)
-        return judging.judge(run, promises_containment=self._assignment.promises_containment)
+        contained = self.subject.promises_containment
+        return judging.judge(
+            Run(self._operation, plan, expectation, observation, contained=contained)
+        )
 
     def close(self) -> None:
         """Ends the worker. The fork server stays for other checkers until this process exits."""
@@ -182,18 +186,20 @@ def check(
 
 def _asan_environment() -> dict[str, str]:
     """What a process needs to load an AddressSanitizer object: the runtime comes first."""
-    compiler = os.environ.get("CXX", "g++")
-    try:
-        done = subprocess.run(
-            [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CannotCheckError(
-            f"cannot ask {compiler} for AddressSanitizer's runtime: {error}"
-        ) from None
-    library = Path(done.stdout.strip())
-    if not library.is_absolute():
-        raise CannotCheckError(f"{compiler} comes without AddressSanitizer's runtime (libasan.so)")
+    words = compiler("host")
+    library = Path()
+    # g++'s name for it, then clang++'s.
+    for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
+        command = [*words, f"-print-file-name={name}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CannotCheckError(f"{shlex.join(command)} failed: {error}") from None
+        library = Path(done.stdout.strip())
+        if library.is_absolute():
+            break
+    else:
+        raise CannotCheckError(f"{words[0]} comes without AddressSanitizer's runtime library")
     return {
         "LD_PRELOAD": str(library.resolve()),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",

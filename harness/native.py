@@ -170,6 +170,10 @@ class BuiltObject:
         """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only."""
         self._require(self._library.pf_set_order(order, seed), "pf_set_order")
 
+    def dump_coverage(self) -> None:
+        """Writes what gcov counted so far (coverage builds)."""
+        self._require(self._library.pf_coverage_dump(), "pf_coverage_dump")
+
     def scan(self, data: int, size_bytes: int, chunk_bytes: int, flags: int) -> None:
         """Flags each chunk of device memory that holds a byte other than 0 (CUDA builds)."""
         cast = self._ffi.cast

@@ -101,10 +101,6 @@ class Runner:
             else CudaArena(driver, self._object.scan)
         )
 
-    @property
-    def writes_coverage(self) -> bool:
-        return "coverage" in self._object.flags
-
     def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
         """Launches a case once with each fill, and judges both.
 
@@ -119,8 +115,10 @@ class Runner:
             reason = str(error) or "the case does not fit into this machine's memory"
             return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=reason))
         observation = Observation(self._assignment.backend, self._assignment.build, launches)
-        run = Run(self._operation, plan, expectation, observation)
-        verdict = judging.judge(run, promises_containment=self._assignment.promises_containment)
+        contained = self._assignment.promises_containment
+        verdict = judging.judge(
+            Run(self._operation, plan, expectation, observation, contained=contained)
+        )
         fixed = fixed_bytes(plan, expectation, launches) if with_fixed_bytes else None
         return Answer(verdict, fixed)
 
@@ -150,6 +148,9 @@ class Runner:
         return tuple(launches)
 
     def close(self) -> None:
+        """An orderly end: writes the counters of a coverage build."""
+        if "coverage" in self._object.flags:
+            self._object.dump_coverage()
         self._arena.close()
 
 

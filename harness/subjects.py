@@ -78,6 +78,7 @@ def abi_fragment(source: Path) -> str:
     return text.split(_BEGIN)[1].split(_END)[0]
 
 
+@cache
 def parse_abi(source: Path) -> cffi.FFI:
     """The common ABI and the fragment of one operation, parsed.
 

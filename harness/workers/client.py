@@ -134,7 +134,9 @@ def shared_server(
     with _servers_lock:
         server = _servers.get(key)
         if server is None or not server.alive:
-            if server is None and not _servers:
+            if server is not None:
+                server.close()
+            elif not _servers:
                 atexit.register(close_servers)
             server = _servers[key] = ForkServer(environment, preload)
         return server
@@ -187,6 +189,26 @@ class _Running:
     stage: mmap.mmap
     server: ForkServer
 
+    @classmethod
+    def fork(cls, server: ForkServer, assignment: Assignment) -> _Running:
+        """Raises `CannotCheckError` if the server is gone."""
+        channel, theirs = socket.socketpair()
+        output = _OutputFile()
+        stage_file = os.memfd_create("pagefuzz-stage", os.MFD_CLOEXEC)
+        os.ftruncate(stage_file, mmap.PAGESIZE)
+        stage = mmap.mmap(stage_file, mmap.PAGESIZE)
+        running = cls(0, channel, output, stage, server)
+        try:
+            descriptors = (theirs.fileno(), output.descriptor, stage_file)
+            running.pid = server.fork(assignment, descriptors)
+        except BaseException:
+            running.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(stage_file)
+        return running
+
     def close(self) -> None:
         self.channel.close()
         self.output.close()
@@ -223,21 +245,12 @@ class Worker:
         if self._running is not None:
             return
         server = shared_server(self._environment)
-        ours, theirs = socket.socketpair()
-        output = _OutputFile()
-        stage_file = os.memfd_create("pagefuzz-stage", os.MFD_CLOEXEC)
-        os.ftruncate(stage_file, mmap.PAGESIZE)
-        stage = mmap.mmap(stage_file, mmap.PAGESIZE)
+        running = _Running.fork(server, self._assignment)
+        self._running = running
         try:
-            pid = server.fork(self._assignment, (theirs.fileno(), output.descriptor, stage_file))
-        finally:
-            theirs.close()
-            os.close(stage_file)
-        self._running = _Running(pid, ours, output, stage, server)
-        try:
-            message = receive(ours, START_TIMEOUT_S)
+            message = receive(running.channel, START_TIMEOUT_S)
         except TimeoutError:
-            server.kill(pid)
+            server.kill(running.pid)
             message = None
         if message is None:
             death = self._bury("start")

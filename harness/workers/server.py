@@ -12,13 +12,17 @@ import contextlib
 import ctypes
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.harness.workers import worker
 from pagefuzz.harness.workers.protocol import receive_with_descriptors, send
 from pagefuzz.oracles import registry
@@ -58,6 +62,9 @@ class _Server:
             if message["kill"] in self._children:
                 os.kill(message["kill"], signal.SIGKILL)
         else:
+            with contextlib.suppress(CannotCheckError):
+                # Costs tens of milliseconds, once here or in every worker; which also reports it.
+                parse_abi(Path(message["fork"]["source_path"]))
             child = os.fork()
             if child == 0:
                 self._become_worker(message["fork"], descriptors)
@@ -89,6 +96,8 @@ class _Server:
         code = 70
         server = os.getppid()
         try:
+            # A core of a process with terabytes of address space would take minutes.
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:
                 os._exit(0)  # the server ended before the line above
