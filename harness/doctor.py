@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagefuzz.harness.build import compiler, compiler_version
 from pagefuzz.harness.devices import Machine, machine
+from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.versions import versions
 
 HOST, CUDA = "host", "cuda"
@@ -34,8 +35,8 @@ LAYERS = (
     Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
     Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
     Layer("worker deaths", "crashes, aborts, poisoned contexts", (HOST, CUDA)),
-    Layer("checked build", "every forbidden access, with its line", (HOST, CUDA), "checked"),
-    Layer("checked index type", "wrap and lossy narrowing, with its line", (HOST, CUDA), "checked"),
+    Layer("checked build", "every forbidden access, with the line", (HOST, CUDA), "checked"),
+    Layer("checked index type", "wrap, lossy narrowing, with the line", (HOST, CUDA), "checked"),
     Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
     Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
 )
@@ -74,28 +75,32 @@ class Examination:
 def examine() -> Examination:
     here = machine()
     found = versions()
-    compilers = {compiler.name: compiler for compiler in here.compilers}
     facts = [
         Fact(name, found.get(name, "unknown") != "unknown", found.get(name, "unknown"))
         for name in ("python", "pagefuzz", "hypothesis", "torch", "numpy", "cffi")
     ]
-    for name, purpose in (
-        ("g++", "the host backend needs it (or clang++)"),
-        ("clang++", "optional: a second compiler for the host backend"),
-        ("nvcc", "the cuda backend needs it: pip install 'pagefuzz[cuda]'"),
-    ):
-        compiler = compilers.get(name)
-        facts.append(
-            Fact(name, compiler is not None, compiler.version if compiler else f"none; {purpose}")
-        )
-    facts += [_gpu(here), _asan(compilers), _sanitizer()]
-    has_host = "g++" in compilers or "clang++" in compilers
+    host, cuda = _compiler("host compiler", "host"), _compiler("nvcc", "cuda")
+    clang = next((c.version for c in here.compilers if c.name == "clang++"), "")
+    facts += [
+        host,
+        Fact("clang++", bool(clang), clang or "none; optional, for a second host build"),
+        cuda,
+        _gpu(here),
+        _asan(),
+        _sanitizer(),
+    ]
     unusable = {
-        HOST: "" if has_host else "there is no C++ compiler; install g++",
-        CUDA: here.no_gpu
-        or ("" if "nvcc" in compilers else "there is no nvcc; pip install 'pagefuzz[cuda]'"),
+        HOST: "" if host.there else host.text,
+        CUDA: here.no_gpu or ("" if cuda.there else cuda.text),
     }
     return Examination(tuple(facts), unusable)
+
+
+def _compiler(name: str, target: str) -> Fact:
+    try:
+        return Fact(name, True, compiler_version(target))
+    except CannotCheckError as error:
+        return Fact(name, False, str(error))
 
 
 def _gpu(here: Machine) -> Fact:
@@ -110,24 +115,17 @@ def _gpu(here: Machine) -> Fact:
     )
 
 
-def _asan(compilers: Mapping[str, object]) -> Fact:
+def _asan() -> Fact:
     name = "AddressSanitizer"
-    compiler = os.environ.get("CXX", "g++")
-    if "g++" not in compilers:
-        return Fact(name, False, "none; its runtime comes with g++")
     try:
-        done = subprocess.run(
-            [compiler, "-print-file-name=libasan.so"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Fact(name, False, f"cannot ask {compiler}: {error}")
+        command = [*compiler("host"), "-print-file-name=libasan.so"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (CannotCheckError, OSError, subprocess.TimeoutExpired):
+        return Fact(name, False, "none; its runtime comes with the host compiler")
     library = Path(done.stdout.strip())
-    there = library.is_absolute()
-    return Fact(name, there, library.name if there else f"none; {compiler} comes without it")
+    if not library.is_absolute():
+        return Fact(name, False, f"none; {command[0]} comes without libasan.so")
+    return Fact(name, True, library.name)
 
 
 def _sanitizer() -> Fact:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import pagefuzz
+from pagefuzz.harness.errors import CannotCheckError
 
 _PACKAGES = ("hypothesis", "torch", "numpy", "cffi")
 
 
 def versions() -> dict[str, str]:
     """Name -> version: Python, pagefuzz, packages, compilers, the GPU's driver and CUDA."""
+    from pagefuzz.harness.build import compiler_version
     from pagefuzz.harness.devices import machine
 
     found = {"pagefuzz": pagefuzz.__version__, "python": platform.python_version()}
@@ -22,10 +25,11 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "unknown"
-    here = machine()
-    found.update({compiler.name: compiler.version for compiler in here.compilers})
-    if here.gpu is not None:
-        found |= {"gpu": here.gpu.name, "driver": here.gpu.driver, "cuda": here.gpu.cuda}
+    for target, name in (("host", "host compiler"), ("cuda", "nvcc")):
+        with contextlib.suppress(CannotCheckError):  # not there: then nothing was built with it
+            found[name] = compiler_version(target)
+    if (gpu := machine().gpu) is not None:
+        found |= {"gpu": gpu.name, "driver": gpu.driver, "cuda": gpu.cuda}
     return found
 
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pagefuzz.harness.build import cache_folder
 from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.plan import Options, Unit
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
-from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.profiles import PROFILES, Profile
 from pagefuzz.harness.reporters import Reporter
 from pagefuzz.harness.reporters.figures import duration
@@ -63,7 +63,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         else min(profile.shrink_s, time_s * SHRINK_SHARE),
         verbose=profile.verbose,
         statistics=profile.verbose or bool(os.environ.get("PAGEFUZZ_STATISTICS")),
-        database=str(_cache() / "examples") if profile.example_database else None,
+        database=str(cache_folder().parent / "examples") if profile.example_database else None,
         journal=str(report / "journal.jsonl"),
     )
     judgements = registry.judgements()
@@ -72,6 +72,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     bound = f"{duration(time_s)} in all" if time_s is not None else f"{cases:,} cases a unit"
     header = _header(
         units,
+        backend,
         f"{backend}, {build} build" + (f", {device}" if device != backend else ""),
         f"{profile.name}: {bound}, seed {seed}, --jobs {options.jobs}",
         found_versions,
@@ -116,6 +117,7 @@ def _build_all(units: Sequence[Unit], backend: str, build: str) -> str:
 
 def _header(
     units: Sequence[Unit],
+    backend: str,
     device: str,
     run: str,
     found: Mapping[str, str],
@@ -123,7 +125,7 @@ def _header(
 ) -> list[str]:
     names = ", ".join(f"{u.name}{'' if u.hostile else ' (no hostile cases)'}" for u in units)
     of = f" ({found_commit[:12]})" if found_commit else ""
-    compiler = found.get("g++") or found.get("clang++") or "no host compiler"
+    compiler = found["host compiler" if backend == "host" else "nvcc"]
     return [
         (
             f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
@@ -144,14 +146,3 @@ def _terminal_reporter(
 
         return LiveReporter(header, judgement_units, Console(highlight=False))
     return PlainReporter(header, judgement_units, shutil.get_terminal_size().columns)
-
-
-def _cache() -> Path:
-    """The user's cache: PAGEFUZZ_CACHE, else pagefuzz/ in XDG_CACHE_HOME, else in ~/.cache."""
-    if own := os.environ.get("PAGEFUZZ_CACHE"):
-        return Path(own)
-    try:
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        raise CannotCheckError("there is no home directory; set PAGEFUZZ_CACHE") from None
-    return Path(root) / "pagefuzz"
