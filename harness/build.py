@@ -1,6 +1,6 @@
-"""Compiles a kernel source into a shared object, once for each content, compiler and set of flags.
+"""Compiles a kernel into a shared object, once for each content, compiler and set of flags.
 
-Objects live in a cache that many processes may use at once. An object's name is a hash of everything
+Objects live in a cache that many processes may use at once. An object's name is a hash of all that
 it is made of; it appears under that name only when it is whole, so a builder that is killed leaves
 nothing that could be taken for an object.
 """
@@ -84,7 +84,7 @@ class BuildSpec:
         return f"{self.target} {self.text}"
 
 
-# ---- twins -----------------------------------------------------------------------------------------
+# ---- twins ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def load_twin(path: Path) -> Twin:
     )
 
 
-# ---- compilers -------------------------------------------------------------------------------------
+# ---- compilers -----------------------------------------------------------------------------------
 
 
 def _from_environment(variable: str) -> list[str] | None:
@@ -278,7 +278,7 @@ def cuda_architectures() -> tuple[str, ...]:
     return architectures
 
 
-# ---- commands --------------------------------------------------------------------------------------
+# ---- commands ------------------------------------------------------------------------------------
 
 
 def _defines(spec: BuildSpec) -> list[str]:
@@ -288,7 +288,7 @@ def _defines(spec: BuildSpec) -> list[str]:
 def _host_commands(source: Path, spec: BuildSpec, target: Path) -> list[list[str]]:
     """Compile, then link: linked in one go, UBSan would drag its runtime library in."""
     words = compiler("host")
-    object_file = target.with_suffix(".o")
+    object_file = target.with_name(f"{source.stem}.o")  # names gcov's files, too
     compile_flags = [
         *("-x", "c++", "-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden"),
         *("-Wall", "-Wextra", "-fno-strict-aliasing", f"-I{KERNELS}"),
@@ -348,7 +348,7 @@ def _run(command: Sequence[str], source: Path) -> None:
         )
 
 
-# ---- the cache -------------------------------------------------------------------------------------
+# ---- the cache -----------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
@@ -401,7 +401,9 @@ def build(source: Path, spec: BuildSpec, *, twin: Path | None = None) -> Path:
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as error:
-        raise CannotCheckError(f"cannot read the kernel source {source}: {error.strerror}") from None
+        raise CannotCheckError(
+            f"cannot read the kernel source {source}: {error.strerror}"
+        ) from None
     original = text
     if twin is not None:
         text = load_twin(twin).apply(text)
@@ -420,6 +422,7 @@ def build(source: Path, spec: BuildSpec, *, twin: Path | None = None) -> Path:
                 for command in commands(source.absolute(), spec, unfinished):
                     _run(command, source)
                 unfinished.replace(whole)
+                whole.with_suffix(".o").unlink(missing_ok=True)
     except OSError as error:
         raise CannotCheckError(
             f"cannot keep objects in {folder}: {error.strerror}; PAGEFUZZ_CACHE may name another "

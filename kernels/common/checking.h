@@ -22,6 +22,9 @@ struct Stripe {
 
 struct State {
   pf_permissions permissions[kMaxBuffers];
+#ifndef __CUDACC__
+  pf_interval last_hits[kMaxBuffers][3];  // by buffer and kind: most accesses fall where the last one did
+#endif
   Stripe stripes[kStripes];
   unsigned long long faults;  // of both kinds: the source of `sequence`
   unsigned long long access_faults;

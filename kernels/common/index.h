@@ -43,15 +43,16 @@ concept Builtin = std::is_integral_v<From> &&
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
 
-template <class T>
-__device__ __forceinline__ T counted(int operation, T a, T b, T result, bool faulty, const char* file,
-                                     int line) {
+template <int kOperation, class T>
+__device__ PF_COLD void record(T a, T b, T result, const char* file, int line) {
+  check::record_index(kOperation, static_cast<int64_t>(a), static_cast<int64_t>(b), static_cast<int64_t>(result),
+                      static_cast<int>(sizeof(T)) * 8, std::is_signed_v<T>, file, line);
+}
+
+template <int kOperation, class T>
+__device__ __forceinline__ T counted(T a, T b, T result, bool faulty, const char* file, int line) {
   atomicAdd(&check::stripe().operations, 1ull);
-  if (faulty) [[unlikely]] {
-    check::record_index(operation, static_cast<int64_t>(a), static_cast<int64_t>(b),
-                        static_cast<int64_t>(result), static_cast<int>(sizeof(T)) * 8,
-                        std::is_signed_v<T>, file, line);
-  }
+  if (faulty) [[unlikely]] record<kOperation>(a, b, result, file, line);
   return result;
 }
 
@@ -131,7 +132,7 @@ class Index {
     } else {
       wraps = sum < a.value_;
     }
-    return detail::counted(PF_ADD, a.value_, b.value, sum, wraps, b.file, b.line);
+    return detail::counted<PF_ADD>(a.value_, b.value, sum, wraps, b.file, b.line);
   }
 
   friend __device__ __forceinline__ Index operator-(Index a, L b) {
@@ -142,25 +143,25 @@ class Index {
     } else {
       wraps = a.value_ < b.value;
     }
-    return detail::counted(PF_SUBTRACT, a.value_, b.value, difference, wraps, b.file, b.line);
+    return detail::counted<PF_SUBTRACT>(a.value_, b.value, difference, wraps, b.file, b.line);
   }
 
   friend __device__ __forceinline__ Index operator*(Index a, L b) {
     const T product = static_cast<T>(static_cast<U>(a.value_) * static_cast<U>(b.value));
     const bool wraps = detail::product_wraps(a.value_, b.value, product);
-    return detail::counted(PF_MULTIPLY, a.value_, b.value, product, wraps, b.file, b.line);
+    return detail::counted<PF_MULTIPLY>(a.value_, b.value, product, wraps, b.file, b.line);
   }
 
   friend __device__ __forceinline__ Index operator/(Index a, L b) {
     const bool faulty = has_no_quotient(a.value_, b.value);
     const T quotient = faulty ? (b.value == 0 ? T{0} : a.value_) : static_cast<T>(a.value_ / b.value);
-    return detail::counted(PF_DIVIDE, a.value_, b.value, quotient, faulty, b.file, b.line);
+    return detail::counted<PF_DIVIDE>(a.value_, b.value, quotient, faulty, b.file, b.line);
   }
 
   friend __device__ __forceinline__ Index operator%(Index a, L b) {
     const bool faulty = has_no_quotient(a.value_, b.value);
     const T remainder = faulty ? T{0} : static_cast<T>(a.value_ % b.value);
-    return detail::counted(PF_DIVIDE, a.value_, b.value, remainder, faulty, b.file, b.line);
+    return detail::counted<PF_DIVIDE>(a.value_, b.value, remainder, faulty, b.file, b.line);
   }
 
   // A shift loses bits if shifting back does not restore the value; a count outside [0, bits) has no
@@ -170,13 +171,13 @@ class Index {
     const bool meaningless = static_cast<U>(b.value) >= static_cast<U>(kBits);
     const T shifted = meaningless ? T{0} : static_cast<T>(static_cast<U>(a.value_) << b.value);
     const bool faulty = meaningless || static_cast<T>(shifted >> b.value) != a.value_;
-    return detail::counted(PF_SHIFT_LEFT, a.value_, b.value, shifted, faulty, b.file, b.line);
+    return detail::counted<PF_SHIFT_LEFT>(a.value_, b.value, shifted, faulty, b.file, b.line);
   }
 
   friend __device__ __forceinline__ Index operator-(L a) {
     const T negated = static_cast<T>(U{0} - static_cast<U>(a.value));
     const bool wraps = std::is_signed_v<T> ? a.value == kLeast : a.value != 0;
-    return detail::counted(PF_NEGATE, a.value, T{0}, negated, wraps, a.file, a.line);
+    return detail::counted<PF_NEGATE>(a.value, T{0}, negated, wraps, a.file, a.line);
   }
 
   friend __device__ __forceinline__ Index& operator++(LocatedTarget<T> a) {

@@ -8,9 +8,11 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define PF_COLD __noinline__
+#define PF_OUTLINE __noinline__
 #else
 #include "host/emulation.h"
 #define PF_COLD __attribute__((noinline, cold))
+#define PF_OUTLINE __attribute__((noinline))
 #endif
 
 #if defined(PF_CHECKED) || defined(PF_UBSAN)

@@ -13,16 +13,12 @@ namespace check {
 
 #ifdef PF_CHECKED
 
-// Whether [begin, begin + size) lies in one of the sorted intervals, which are never adjacent.
-__device__ __forceinline__ bool inside(const pf_interval* intervals, int64_t count, int64_t begin,
-                                       int64_t size, int64_t* last_hit) {
-  if (*last_hit < count) {
-    const pf_interval last = intervals[*last_hit];
-    if (begin >= last.begin && begin < last.end) return size <= last.end - begin;
-  }
+// The one of the sorted, never adjacent intervals that holds [begin, begin + size); null if none does.
+static __device__ const pf_interval* holder(const pf_interval* intervals, int64_t count, int64_t begin,
+                                            int64_t size) {
   int64_t low = 0;
   int64_t high = count;
-  while (low < high) {  // the first interval that begins after `begin`
+  while (low < high) {  // looks for the first interval that begins after `begin`
     const int64_t middle = low + (high - low) / 2;
     if (intervals[middle].begin <= begin) {
       low = middle + 1;
@@ -30,48 +26,47 @@ __device__ __forceinline__ bool inside(const pf_interval* intervals, int64_t cou
       high = middle;
     }
   }
-  if (low == 0 || begin >= intervals[low - 1].end) return false;
-  *last_hit = low - 1;
-  return size <= intervals[low - 1].end - begin;
+  const pf_interval* before = intervals + (low - 1);
+  return low > 0 && begin < before->end && size <= before->end - begin ? before : nullptr;
 }
 
-__device__ __forceinline__ bool permitted(int buffer, int kind, int64_t offset_bytes, int64_t size_bytes) {
+// Not inlined: a kernel has many accesses.
+static __device__ PF_OUTLINE bool searched_access(int buffer, int kind, const void* base, int64_t offset_bytes,
+                                                  int32_t size_bytes, const char* file, int line) {
   const pf_permissions& allowed = state.permissions[buffer];
+  const pf_interval* found = nullptr;
+  if (kind != PF_WRITE) found = holder(allowed.read, allowed.read_count, offset_bytes, size_bytes);
+  if (kind == PF_WRITE || (kind == PF_ATOMIC && found != nullptr)) {
+    found = holder(allowed.write, allowed.write_count, offset_bytes, size_bytes);
+  }
+  if (found == nullptr) {
+    record_access(buffer, kind, offset_bytes, size_bytes, file, line);
+    return false;
+  }
 #ifdef __CUDACC__
-  int64_t nowhere[2] = {INT64_MAX, INT64_MAX};
-  int64_t* last_hit = nowhere;
+  (void)base;  // a GPU traps by itself on an address that is not a multiple of the size; x86 would not
 #else
-  static int64_t last_hits[kMaxBuffers][2];
-  int64_t* last_hit = last_hits[buffer];
+  if (kind != PF_ATOMIC) state.last_hits[buffer][kind] = *found;
+  if ((reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(offset_bytes)) % static_cast<unsigned>(size_bytes)) {
+    host::misaligned(kind == PF_READ ? "read" : "write", size_bytes, buffer, offset_bytes, file, line);
+    return false;
+  }
 #endif
-  return (kind == PF_WRITE ||
-          inside(allowed.read, allowed.read_count, offset_bytes, size_bytes, &last_hit[0])) &&
-         (kind == PF_READ ||
-          inside(allowed.write, allowed.write_count, offset_bytes, size_bytes, &last_hit[1]));
+  return true;
 }
 
 // Tests one access; false if it must not be made.
-template <class Value>
-__device__ __forceinline__ bool access(int buffer, int kind, const void* base, int64_t offset_bytes,
-                                       const char* file, int line) {
-  constexpr int32_t kSize = static_cast<int32_t>(sizeof(Value));
+template <int kBuffer, int kKind, int kSizeBytes>
+__device__ __forceinline__ bool access(const void* base, int64_t offset_bytes, const char* file, int line) {
+  static_assert(kBuffer < kMaxBuffers);
   atomicAdd(&stripe().accesses, 1ull);
-  atomicAdd(&stripe().accessed_bytes, static_cast<unsigned long long>(kSize));
-  if (!permitted(buffer, kind, offset_bytes, kSize)) [[unlikely]] {
-    record_access(buffer, kind, offset_bytes, kSize, file, line);
-    return false;
-  }
+  atomicAdd(&stripe().accessed_bytes, static_cast<unsigned long long>(kSizeBytes));
 #ifndef __CUDACC__
-  // A GPU traps here by itself; x86 would not.
-  const auto address = reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(offset_bytes);
-  if (address % sizeof(Value) != 0) [[unlikely]] {
-    host::misaligned(kind == PF_READ ? "read" : "write", kSize, buffer, offset_bytes, file, line);
-    return false;
-  }
-#else
-  (void)base;
+  const pf_interval& last = state.last_hits[kBuffer][kKind];
+  const bool aligned = (reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(offset_bytes)) % kSizeBytes == 0;
+  if (offset_bytes >= last.begin && offset_bytes <= last.end - kSizeBytes && aligned) [[likely]] return true;
 #endif
-  return true;
+  return searched_access(kBuffer, kKind, base, offset_bytes, kSizeBytes, file, line);
 }
 
 #endif  // PF_CHECKED
@@ -91,7 +86,7 @@ class ReadBytes {
                                         [[maybe_unused]] const char* file = __builtin_FILE()) const {
 #ifdef PF_CHECKED
     const int64_t offset = offset_bytes.value();
-    if (!check::access<Value>(kBuffer, PF_READ, base_, offset, file, line)) return Value{};
+    if (!check::access<kBuffer, PF_READ, sizeof(Value)>(base_, offset, file, line)) return Value{};
 #else
     const int64_t offset = offset_bytes;
 #endif
@@ -114,7 +109,7 @@ class WriteBytes {
                                         [[maybe_unused]] const char* file = __builtin_FILE()) const {
 #ifdef PF_CHECKED
     const int64_t offset = offset_bytes.value();
-    if (!check::access<Value>(kBuffer, PF_WRITE, base_, offset, file, line)) return;
+    if (!check::access<kBuffer, PF_WRITE, sizeof(Value)>(base_, offset, file, line)) return;
 #else
     const int64_t offset = offset_bytes;
 #endif
@@ -160,7 +155,7 @@ class CounterView {
                                       [[maybe_unused]] const char* file = __builtin_FILE()) const {
 #ifdef PF_CHECKED
     const int64_t more = amount.value();
-    if (!check::access<int64_t>(kBuffer, PF_ATOMIC, base_, element * 8, file, line)) return;
+    if (!check::access<kBuffer, PF_ATOMIC, 8>(base_, element * 8, file, line)) return;
 #else
     const int64_t more = amount;
 #endif
