@@ -45,7 +45,7 @@ _OFFSETS = range(-(2**22), 2**43)
 
 
 def _salt(seed: int, stream: int) -> int:
-    mixed = ((seed * 4 + stream) * _SECOND + _FIRST) & _MASK
+    mixed = (seed * _SECOND + (stream + 1) * _FIRST) & _MASK
     mixed = ((mixed ^ (mixed >> 32)) * _FIRST) & _MASK
     return mixed ^ (mixed >> 29)
 
