@@ -13,7 +13,8 @@ from pagefuzz.strategies.strides import row_paddings
 
 _FIRST_STARTS = skewed((70, (0,)), (20, range(1, 9)), (8, range(9, 300)))
 _ENDS = weighted({"equal": 58, "above": 21, "below": 21})
-_AMOUNTS = skewed((70, range(1, 5)), (25, range(5, 70)), (5, (1000, 10**6)))
+_MORE = skewed((70, range(1, 5)), (25, range(5, 100)))
+_FEWER = skewed((70, range(1, 6)), (20, range(6, 100)), (10, (5000,)))
 _SPARE_ROWS = skewed((75, (0,)), (20, range(1, 5)), (5, range(5, 40)))
 _TERMINALS = weighted({1: 70, 0: 30})
 
@@ -35,10 +36,6 @@ class Destination:
     spare_rows: int = 0
     row_padding_elements: int = 0
 
-    def num_tokens(self, end_row: int) -> int:
-        """Rows the launch may write, where the batch would end at `end_row`."""
-        return max(0, end_row + min(self.extra_tokens, 100))
-
 
 @st.composite
 def destinations(draw: Any) -> Destination:
@@ -50,8 +47,10 @@ def destinations(draw: Any) -> Destination:
     first_start = draw(_FIRST_STARTS)
     end = draw(_ENDS)
     extra_tokens = 0
-    if end != "equal":
-        extra_tokens = draw(_AMOUNTS) * (1 if end == "above" else -1)
+    if end == "above":
+        extra_tokens = draw(_MORE)
+    elif end == "below":
+        extra_tokens = -draw(_FEWER)
     event(f"num_tokens: {end}")
     return Destination(
         has_terminal, first_start, extra_tokens, draw(_SPARE_ROWS), draw(row_paddings())

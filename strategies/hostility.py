@@ -36,10 +36,16 @@ KINDS = {
     "extreme seq_start": 5,
 }
 
-_KINDS = weighted(KINDS)
 _COUNTS = weighted({1: 70, 2: 22, 3: 8})
-_PLACES = skewed((50, (0, 1, 2)), (50, range(64)))
-_AMOUNTS = skewed((60, range(8)), (40, range(64)))
+# One set of strategies for each edit of a case: see `choices` on labels.
+_EDITS = tuple(
+    (
+        weighted({kind: weight * nth for kind, weight in KINDS.items()}),
+        skewed((nth, (0, 1, 2)), (nth, range(64 * nth))),
+        skewed((3 * nth, range(8)), (2 * nth, range(64 * nth))),
+    )
+    for nth in (1, 2, 3)
+)
 
 #: Rows that edited starts may claim, all requests together; beyond it, starts stay as they are.
 MAX_CLAIMED_ROWS = 2**14
@@ -108,10 +114,10 @@ def edits(draw: Any, *, max_count: int = 3) -> tuple[Edit, ...]:
         raise InvalidArgument(f"max_count={max_count!r} must lie in 1..3")
     count = min(draw(_COUNTS), max_count)
     found = []
-    for _ in range(count):
-        kind = draw(_KINDS)
+    for kinds, places, amounts in _EDITS[:count]:
+        kind = draw(kinds)
         event(f"hostile: {kind}")
-        found.append(Edit(kind, draw(_PLACES), draw(_AMOUNTS)))
+        found.append(Edit(kind, draw(places), draw(amounts)))
     return tuple(found)
 
 
@@ -188,7 +194,7 @@ def _edit_seq_start(state: IndexValues, edit: Edit, span: Span) -> None:
         state.seq_starts = [0] * state.num_requests
     size, amount, seq_starts = state.page_size_tokens, edit.amount, state.seq_starts
     if edit.kind == "negative seq_start":
-        seq_starts[span.request] = INT32_MIN if amount % 8 == 7 else -1 - (amount // 2) * size
+        seq_starts[span.request] = INT32_MIN if amount % 4 == 3 else -1 - (amount // 2) * size
     elif edit.kind == "extreme seq_start":
         seq_starts[span.request] = INT32_MAX - amount // 4
     else:

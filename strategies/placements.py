@@ -16,8 +16,8 @@ from pagefuzz.strategies.choices import skewed, weighted
 KINDS = {"none": 50, "one off": 15, "all off": 14, "workspace": 15, "everything": 6}
 
 _KINDS = weighted(KINDS)
-_STEPS = st.integers(1, 15)
-_BUFFERS = st.integers(0, 23)
+_STEPS = st.sampled_from(range(1, 16))
+_BUFFERS = st.sampled_from(range(24))
 _BYTES = skewed((60, range(1, 17)), (30, range(17, 300)), (5, range(300, 4097)))
 
 

@@ -31,9 +31,7 @@ class Span:
 
     def columns(self, page_size_tokens: int) -> range:
         """Logical pages that the span maps (negative ones included)."""
-        return range(
-            self.first_token // page_size_tokens, self.last_token // page_size_tokens + 1
-        )
+        return range(self.first_token // page_size_tokens, self.last_token // page_size_tokens + 1)
 
 
 def spans(

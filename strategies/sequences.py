@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from pagefuzz.strategies.choices import skewed, weighted
 
 #: Kind -> weight. `absent`: the optional vector is not passed.
-KINDS = {"absent": 30, "zero": 10, "tokens": 22, "whole pages": 14, "staggered": 12, "to page end": 12}
+KINDS = {
+    "absent": 30,
+    "zero": 10,
+    "tokens": 22,
+    "whole pages": 14,
+    "staggered": 12,
+    "to page end": 12,
+}
 
 _KINDS = weighted(KINDS)
 _AMOUNTS = skewed((50, range(1, 9)), (30, range(9, 70)), (8, range(70, 5000)))
@@ -42,7 +49,9 @@ class SequenceStarts:
         if self.kind == "whole pages":
             return [min(amount, max(1, max_tokens // size)) * size] * count
         if self.kind == "staggered":
-            return [(amount + 17 * index) % max(2, min(3 * size, max_tokens)) for index in range(count)]
+            return [
+                (amount + 17 * index) % max(2, min(3 * size, max_tokens)) for index in range(count)
+            ]
         if self.kind == "to page end":
             pages = min(amount - 1, max_tokens // size)
             return [pages * size + -length % size for length in lengths]

@@ -17,22 +17,24 @@ ELEMENT_BYTES = (1, 2, 4, 8)
 #: everything but its element alignment. Multiples of 8.
 PACKED_PAGE_STRIDES = (1_039_680, 1_002_240, 2**20, 1_000_008)
 
-_COMMON_PAGE_SIZES = (16, 32, 64, 128, 256)
-_ODD_PAGE_SIZES = (13, 17, 31, 33, 63, 65, 100, 127, 129, 255, 257, 1000, 1024, 2048, 4095, 4096)
+#: Stands for a second draw from the whole range.
+_ANY = 0
+
 _PAGE_SIZES = skewed(
-    (45, range(1, 9)),
-    (22, _COMMON_PAGE_SIZES),
-    (18, _ODD_PAGE_SIZES),
-    (10, range(1, MAX_PAGE_SIZE_TOKENS + 1)),
-    (3, (MAX_PAGE_SIZE_TOKENS,)),
+    (42, range(1, 9)),
+    (20, (11, 13, 15, 16, 16, 16, 17, 20, 24, 27, 31, 32, 32, 33)),
+    (20, (47, 63, 64, 64, 64, 65, 96, 100, 127, 128, 128, 129, 255, 256, 257)),
+    (8, (511, 512, 513, 1000, 1023, 1024, 2048, 4095, 4096, 4096)),
+    (10, (_ANY,)),
 )
-_PRODUCTION_ENTRY_BYTES = (64, 128, 132, 512, 528, 576, 640, 656, 1024, 1152, 2304)
+_ANY_PAGE_SIZE = st.sampled_from(range(1, MAX_PAGE_SIZE_TOKENS + 1))
 _ENTRY_BYTES = skewed(
-    (40, range(1, 17)),
-    (25, range(17, 129)),
-    (25, _PRODUCTION_ENTRY_BYTES),
-    (10, range(1, 4097)),
+    (36, range(1, 17)),
+    (26, range(17, 129)),
+    (26, (132, 512, 528, 576, 576, 640, 656, 1024, 1152, 2304)),
+    (12, (_ANY,)),
 )
+_ANY_ENTRY_BYTES = st.sampled_from(range(1, 5001))
 
 #: Layout of a paged cache -> weight.
 CACHES = {
@@ -49,12 +51,13 @@ _PADDING_ELEMENTS = skewed((70, range(1, 9)), (25, range(9, 65)))
 _ROW_PADDING_ELEMENTS = skewed((70, (0,)), (22, range(1, 9)), (8, range(9, 65)))
 
 
-def page_sizes() -> SearchStrategy[int]:
-    """Tokens a page, 1..4096: powers of two, their neighbours and anything else; 1 draw.
+@st.composite
+def page_sizes(draw: Any) -> int:
+    """Tokens a page, 1..4096: powers of two, their neighbours and anything else; 1 or 2 draws.
 
-    Shrinks towards 1, and always to the smallest size that will do.
+    Shrinks towards 1, and to the smallest size of a common one that will do.
     """
-    return _PAGE_SIZES
+    return draw(_PAGE_SIZES) or draw(_ANY_PAGE_SIZE)
 
 
 def element_sizes() -> SearchStrategy[int]:
@@ -65,9 +68,13 @@ def element_sizes() -> SearchStrategy[int]:
 _ELEMENT_SIZES = st.sampled_from(ELEMENT_BYTES)
 
 
-def entry_sizes() -> SearchStrategy[int]:
-    """Bytes of one entry, 1..4096, to be rounded up to an element; 1 draw. Shrinks towards 1."""
-    return _ENTRY_BYTES
+@st.composite
+def entry_sizes(draw: Any) -> int:
+    """Bytes of one entry, 1..5000, to be rounded up to an element; 1 or 2 draws.
+
+    Shrinks towards 1.
+    """
+    return draw(_ENTRY_BYTES) or draw(_ANY_ENTRY_BYTES)
 
 
 def rounded_up(value: int, unit: int) -> int:

@@ -15,6 +15,7 @@ from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN
 from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
     LEAST_LIMIT_BYTES,
@@ -33,8 +34,8 @@ CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
-    "none": 60,
-    "ignored strides": 10,  # strides of dimensions of size <= 1 hold nonsense
+    "none": 57,
+    "ignored strides": 13,  # strides of dimensions of size <= 1 hold nonsense
     "far starts": 8,  # starts that lie at num_tokens or beyond become 2^31 - 1
     "unread seq_starts": 7,  # those of requests without rows hold nonsense
     "element types": 6,  # a float or integer dtype of the element's size
@@ -43,7 +44,7 @@ ODDITIES = {
 }
 
 _ODDITIES = weighted(ODDITIES)
-_JUNK = st.integers(0, 15)
+_JUNK = st.sampled_from(range(16))
 _STRIDE_JUNK = (-1, 0, 3, INT32_MIN, 2**63 - 1, -(2**63), 2**32)
 _SEQ_JUNK = (-7, INT32_MIN, INT32_MAX)
 _ELEMENT_TYPES = {
@@ -95,9 +96,7 @@ def _cases(draw: Any, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
     choices = draw(
-        gather_choices(
-            _ELEMENT_SIZES, _ENTRY_SIZES, case_class=case_class, limit_bytes=limit_bytes
-        )
+        gather_choices(_ELEMENT_SIZES, _ENTRY_SIZES, case_class=case_class, limit_bytes=limit_bytes)
     )
     gather = Gather(choices, limit_bytes)
     oddity = draw(_ODDITIES) if case_class != "refused" else "none"
@@ -180,9 +179,7 @@ def _unread_seq_starts(gather: Gather, junk: int) -> None:
 def _ignored_strides(case: Case, junk: int) -> Case:
     ignored = [name for name, (size, _) in _strides(case).items() if case.sizes[size] <= 1]
     return case.with_sizes(
-        **{
-            name: _STRIDE_JUNK[(junk + at) % len(_STRIDE_JUNK)] for at, name in enumerate(ignored)
-        }
+        **{name: _STRIDE_JUNK[(junk + at) % len(_STRIDE_JUNK)] for at, name in enumerate(ignored)}
     )
 
 
@@ -301,3 +298,9 @@ def surface(case: Case) -> Surface:
         counts=("num_requests", "num_tokens", "num_pages", "table_width"),
         own=own,
     )
+
+
+# ---- corners -------------------------------------------------------------------------------------
+
+#: Name -> whether a case is in that corner.
+CORNERS: Corners = GATHER_CORNERS
