@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
 from pagefuzz.oracles import contents
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.expectation import Expectation
@@ -21,15 +22,21 @@ RED_ZONE_BYTES = 64
 
 @dataclass
 class Memory:
-    """Bytes of one buffer from `begin` on, red zones included."""
+    """Bytes of one buffer from `begin` on, red zones included; `old` is before the launch."""
 
     begin: int
     data: Bytes
+    old: Bytes
 
     def put(self, offset_bytes: int, values: bytes | Bytes) -> None:
         raw = np.frombuffer(bytes(values), dtype=np.uint8)
         at = offset_bytes - self.begin
         self.data[at : at + raw.size] = raw
+
+    def restore(self, offset_bytes: int, size_bytes: int) -> None:
+        """Undoes what the kernel wrote."""
+        at = offset_bytes - self.begin
+        self.data[at : at + size_bytes] = self.old[at : at + size_bytes]
 
     def get(self, offset_bytes: int, size_bytes: int = 1) -> bytes:
         at = offset_bytes - self.begin
@@ -61,9 +68,7 @@ class Bench:
         refused = bool(self.expectation.refusals)
         status = status if status is not None else Status.REFUSED if refused else Status.OK
         message = message if message is not None else "no" if status is not Status.OK else ""
-        launches = [
-            self._launch(fill, status, message, record, change) for fill in contents.FILLS
-        ]
+        launches = [self._launch(fill, status, message, record, change) for fill in contents.FILLS]
         if death is not None:
             launches = launches[:1]
         observation = Observation("host", build, tuple(launches), death)
@@ -77,30 +82,25 @@ class Bench:
         record: CheckRecord | None,
         change: Change | None,
     ) -> Launch:
-        before = {}
+        memory = {}
         for name, buffer in self.plan.buffers.items():
             if is_absent(buffer) or buffer.placement.over is not None:
                 continue
             begin = -buffer.placement.before_bytes - RED_ZONE_BYTES
             end = buffer.memory_bytes + RED_ZONE_BYTES
             readable = self.expectation.footprint(name).may_read
-            data = contents.initial_bytes(
-                buffer, readable, self.plan.case.seed, fill, begin, end
-            )
-            before[name] = Memory(begin, data)
-        after = {name: Memory(m.begin, m.data.copy()) for name, m in before.items()}
+            data = contents.initial_bytes(buffer, readable, self.plan.case.seed, fill, begin, end)
+            memory[name] = Memory(begin, data.copy(), data)
         if status is Status.OK:
-            self._apply(after)
+            self._apply(memory)
         if change is not None:
-            change(after)
+            change(memory)
         return Launch(
             fill=fill,
             status=status,
             message=message,
-            chunks={
-                name: (Chunk(m.begin, m.data, after[name].data),) for name, m in before.items()
-            },
-            examined_bytes=sum(m.data.size for m in before.values()),
+            chunks={name: (Chunk(m.begin, m.old, m.data),) for name, m in memory.items()},
+            examined_bytes=sum(m.data.size for m in memory.values()),
             record=record,
         )
 

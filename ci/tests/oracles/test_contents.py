@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pagefuzz.oracles import contents
 from pagefuzz.oracles.case import Placement
 from pagefuzz.oracles.intervals import IntervalSet
@@ -16,9 +17,7 @@ offsets = st.integers(-100, 100) | st.integers(2**41, 2**41 + 100)
 
 
 def buffer(role: Role, image: Image | None = None) -> PlannedBuffer:
-    return PlannedBuffer(
-        "b", role, 64, 64, Dtype.U8, 1, Placement(), False, image or Image.empty()
-    )
+    return PlannedBuffer("b", role, 64, 64, Dtype.U8, 1, Placement(), False, image or Image.empty())
 
 
 @given(seeds, offsets, st.integers(0, 40), st.integers(0, 40))

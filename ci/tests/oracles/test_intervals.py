@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pagefuzz.oracles.intervals import IntervalSet
 
 pairs = st.lists(st.tuples(st.integers(-20, 20), st.integers(0, 9)), max_size=6)
@@ -46,9 +47,7 @@ def test_union_intersection_difference(
 
 
 @given(pairs, st.integers(-25, 25), st.integers(0, 20))
-def test_clip_mask_and_containment(
-    items: list[tuple[int, int]], begin: int, size: int
-) -> None:
+def test_clip_mask_and_containment(items: list[tuple[int, int]], begin: int, size: int) -> None:
     """A window of a set holds the members that lie in it."""
     made, window = interval_set(items), set(range(begin, begin + size))
     assert members(made.clipped(begin, begin + size)) == integers(items) & window

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from pagefuzz.oracles.case import Case, CaseError, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.oracles.registry import operation
