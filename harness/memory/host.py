@@ -60,6 +60,14 @@ _ffi.cdef(
 _libc: Any = _ffi.dlopen(None)
 
 
+def _poison(address: int, size_bytes: int) -> None:
+    _libc.__asan_poison_memory_region(_ffi.cast("void *", address), size_bytes)
+
+
+def _unpoison(address: int, size_bytes: int) -> None:
+    _libc.__asan_unpoison_memory_region(_ffi.cast("void *", address), size_bytes)
+
+
 class _Mapping:
     """`size_bytes` of address space between two inaccessible reservations of `GUARD_BYTES`."""
 
@@ -254,7 +262,7 @@ class HostArena:
             sparse.fill(self._expectation, seed, fill)
         if self._poisons:
             for address, size_bytes in self._outside():
-                _libc.__asan_poison_memory_region(_ffi.cast("void *", address), size_bytes)
+                _poison(address, size_bytes)
 
     def store(self, values: npt.NDArray[np.int64]) -> int:
         self._stored = values  # kept alive until the next call
@@ -266,7 +274,7 @@ class HostArena:
     def collect(self) -> Collected:
         if self._poisons:
             for address, size_bytes in self._outside():
-                _libc.__asan_unpoison_memory_region(_ffi.cast("void *", address), size_bytes)
+                _unpoison(address, size_bytes)
         after = self._memory[: self._before.size].copy()
         # The next fill writes over `_before`; judgements keep views of this launch's.
         chunks = slab_chunks(self._regions, self._before, after)
