@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import selectors
 import signal
 import time
@@ -14,12 +14,21 @@ from typing import Any
 
 from pagefuzz.harness.campaign.candidate import Candidate
 from pagefuzz.harness.campaign.events import Event, Failing, Note, Problem, Progress, Settled
-from pagefuzz.harness.campaign.plan import Job, Options, Shard, Unit, count_bound, time_bound
+from pagefuzz.harness.campaign.plan import (
+    Job,
+    Options,
+    Shard,
+    Unit,
+    count_bound,
+    running_case_file,
+    time_bound,
+)
 from pagefuzz.harness.campaign.process import RunnerProcess
 from pagefuzz.harness.campaign.result import Found, Result, UnitResult
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import Finding
+from pagefuzz.harness.findings import Finding, write_whole
 from pagefuzz.harness.reporters import Reporter
+from pagefuzz.harness.workers.journal import last_entry
 
 TICK_S = 0.2
 
@@ -125,9 +134,24 @@ class Campaign:
             unit = self._unit(runner)
             unit.running -= 1
             if death := runner.bury():
-                self._add_problem(
-                    unit, f"{unit.unit.name}: its runner died before it was done ({death})"
-                )
+                sentence = f"{unit.unit.name}: its runner died before it was done ({death})"
+                if kept := self._keep_running_case(runner):
+                    sentence += f"; the case that it was checking is in {kept}"
+                self._add_problem(unit, sentence)
+
+    def _keep_running_case(self, runner: RunnerProcess) -> Path | None:
+        """Makes a case file of what a dead runner was checking; None if that is not known."""
+        journal = running_case_file(self.options, runner.pid)
+        if journal is None or not journal.exists():
+            return None
+        entry = last_entry(journal)
+        journal.unlink()
+        if entry is None:
+            return None
+        path = self._findings / f"running-{runner.pid}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(entry["case"], indent=1) + "\n")
+        return path
 
     def _drop(self, unit: UnitResult) -> None:
         """No further shard of the unit is started, and those that run are asked to stop."""
@@ -251,8 +275,3 @@ class Campaign:
                 continue
             for sentence in unit.vacuous(self._judgements, self.options.build):
                 self._add_problem(unit, sentence)
-
-
-def jobs_for(text: str) -> int:
-    """`--jobs`: a number, or "auto": the cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if text == "auto" else int(text)

@@ -5,10 +5,12 @@ A campaign names the module that supplies them, so that the tests can put anothe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from pagefuzz.harness.campaign.plan import running_case_file
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import Verdict
 
@@ -24,12 +26,21 @@ class CaseChecker(Protocol):
     def check(self, case: Case) -> Verdict: ...
 
 
-def open_checker(job: Job) -> AbstractContextManager[CaseChecker]:
+@contextmanager
+def open_checker(job: Job) -> Iterator[CaseChecker]:
     """Raises `CannotCheckError` if the subject cannot be built or the device is not there."""
     from pagefuzz.harness.check import Checker
 
-    unit = job.shard.unit
-    return Checker(unit.operation, unit.subject, job.options.backend, job.options.build)
+    unit, options = job.shard.unit, job.options
+    with Checker(
+        unit.operation,
+        unit.subject,
+        options.backend,
+        options.build,
+        journal=running_case_file(options, os.getpid()),
+    ) as checker:
+        checker.start()  # its seconds are not those of the first case
+        yield checker
 
 
 def strategy(job: Job) -> SearchStrategy[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pagefuzz.harness.profiles import SHARD_CASES
@@ -32,6 +33,7 @@ class Options:
 
     backend, build  of the device and object ("host", "checked")
     parts           module that supplies checkers and strategies (`campaign.parts`)
+    cache           folder for what may be lost: what Hypothesis works out, running cases
     database        folder of Hypothesis' examples; None: none
     journal         file to which every failing case is appended at once
     """
@@ -43,9 +45,17 @@ class Options:
     shrink_s: float = 20.0
     verbose: bool = False
     statistics: bool = False
+    cache: str | None = None
     database: str | None = None
     journal: str | None = None
     parts: str = "pagefuzz.harness.campaign.parts"
+
+
+def running_case_file(options: Options, runner_pid: int) -> Path | None:
+    """Where a runner keeps the case that it is checking, so that it survives the runner."""
+    if options.cache is None:
+        return None
+    return Path(options.cache) / "journals" / f"runner-{runner_pid}.jsonl"
 
 
 @dataclass(frozen=True)

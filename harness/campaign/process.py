@@ -45,6 +45,10 @@ class RunnerProcess:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(json.dumps(job.to_json()).encode())
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def read(self) -> list[Event]:
         """Events that have arrived. A runner that was killed may leave a torn last line."""
         chunks = [self._unread]

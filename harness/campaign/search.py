@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +168,12 @@ class Search:
     def _run_round(self, strategy: Any, round_index: int, wanted: int) -> None:
         import hypothesis
         from hypothesis import HealthCheck, Phase, Verbosity
+        from hypothesis.configuration import set_hypothesis_home_dir
         from hypothesis.database import DirectoryBasedExampleDatabase
 
         options = self._job.options
+        if options.cache is not None:  # else Hypothesis puts a folder where the command runs
+            set_hypothesis_home_dir(Path(options.cache) / "hypothesis")
         database = (
             DirectoryBasedExampleDatabase(options.database)
             if options.database is not None
@@ -252,7 +256,12 @@ class Search:
     def _check(self, case: Case) -> Verdict:
         """Has the case judged, and counts it: as a case, or towards minimising."""
         self._raise_if_over()
-        verdict = self._checker.check(case)
+        try:
+            verdict = self._checker.check(case)
+        except CaseError as error:
+            if self._shrink_ends is None:
+                error.add_note(f"the case: {case.dumps()}")
+            raise
         now = time.monotonic()
         progress = self._progress
         progress.launches += verdict.launches

@@ -53,6 +53,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         seed = secrets.randbits(32) if profile.fixed_seed is None else profile.fixed_seed
     folder = options.report or Path()
     report = folder / "findings"
+    cache = cache_folder().parent
     settings = Options(
         backend=backend,
         build=build,
@@ -63,7 +64,8 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         else min(profile.shrink_s, time_s * SHRINK_SHARE),
         verbose=profile.verbose,
         statistics=profile.verbose or bool(os.environ.get("PAGEFUZZ_STATISTICS")),
-        database=str(cache_folder().parent / "examples") if profile.example_database else None,
+        cache=str(cache),
+        database=str(cache / "examples") if profile.example_database else None,
         journal=str(report / "journal.jsonl"),
     )
     judgements = registry.judgements()
