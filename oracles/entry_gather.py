@@ -58,6 +58,9 @@ class EntryGather(GatherOperation):
         src = (pages - 1) * page_stride + (slots - 1) * slot_stride + entry if pages else 0
         return {"src": src, "dst": (tokens - 1) * row_stride + row if tokens else 0}
 
+    def row_bytes(self, sizes: Mapping[str, int]) -> int:
+        return max(self.entry_bytes(sizes))
+
     def clamped(self, sizes: Mapping[str, int]) -> dict[str, int]:
         return {**sizes, **{name: max(value, 0) for name, value in self.strides(sizes).items()}}
 

@@ -52,6 +52,9 @@ from pagefuzz.oracles.rows import Int64s, RowMap, map_rows
 #: Memory of one case above this is not laid out.
 MAX_MEMORY_BYTES = 2**42
 
+#: Mapped rows with more bytes than this are not compared: they would have to be held in memory.
+MAX_PAYLOAD_BYTES = 2**32
+
 #: Memory of a buffer whose sizes cannot be laid out: only a refused case has one.
 _CLAMPED_BYTES = 2**20
 
@@ -96,6 +99,10 @@ class GatherOperation(Operation):
     @abstractmethod
     def payload_bytes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Required bytes of every source and destination, exact, from sizes in their ranges."""
+
+    @abstractmethod
+    def row_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Payload bytes that one mapped row moves, for a bound on what is expanded."""
 
     @abstractmethod
     def payload_types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -244,6 +251,11 @@ class GatherOperation(Operation):
             return images
         absent = is_absent(plan.buffers["seq_starts"])
         rows = _map(sizes, vectors["starts"], None if absent else vectors["seq_starts"])
+        if (payload_bytes := rows.row.size * self.row_bytes(sizes)) > MAX_PAYLOAD_BYTES:
+            raise CaseError(
+                f"the rows of the case hold {payload_bytes} bytes; at most {MAX_PAYLOAD_BYTES} "
+                "can be expanded"
+            )
         images["block_table"] = self._table_image(values["block_table"], sizes, rows)
         return images
 

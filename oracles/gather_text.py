@@ -65,6 +65,7 @@ def _table_place(plan: Plan, element: int, column: int | None) -> str:
     arguments = plan.arguments
     requests, width = arguments["num_requests"], arguments["table_width"]
     stride = arguments["table_row_stride"] if requests > 1 else 0
+    mapped = column is not None
     if column is not None:
         row = (element - column) // stride if stride else 0
     else:
@@ -75,7 +76,7 @@ def _table_place(plan: Plan, element: int, column: int | None) -> str:
     if column >= width:
         end = f"the row ends at column {width - 1}" if width else "the row has no columns"
         return f"row {row}, column {column}; {end}"
-    return f"row {row}, column {column}, which no row of dst maps"
+    return f"row {row}, column {column}" + ("" if mapped else ", which no row of dst maps")
 
 
 def index_parts(plan: Plan) -> list[str]:

@@ -127,6 +127,7 @@ class SparseBench:
         ("block_table", 4 * 4, "row 0, column 4; the row ends at column 3"),
         ("block_table", -4, "in front of the table"),
         ("block_table", 4 * 6, "row 1, column 1, which no row of dst maps"),
+        ("block_table", 4 * 1, "row 0, column 1"),
         ("starts", 16, "element 4 of 4"),
         ("counts", 8, "element 1 of 2"),
     ],
