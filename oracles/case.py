@@ -8,6 +8,7 @@ processes that hold the same case hold the same bytes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 _I64 = range(-(2**63), 2**63)
+_INDEX = re.compile("0|[1-9][0-9]{0,18}")
 
 
 class CaseError(ValueError):
@@ -45,7 +47,7 @@ class CaseError(ValueError):
 
 def _integer(value: object, what: str, legal: range = _I64) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CaseError(f"{what} must be an integer, got {value!r}")
+        raise CaseError(f"{what} must be an integer, got {value!r:.60}")
     if value not in legal:
         raise CaseError(f"{what}={value} must lie in {legal.start}..{legal.stop - 1}")
     return value
@@ -92,8 +94,8 @@ class Values:
     def from_json(cls, data: object, what: str) -> Values:
         data = _mapping(data, what)
         recipe = data.get("recipe")
-        if recipe not in RECIPES:
-            raise CaseError(f"{what}.recipe={recipe!r} must be one of {', '.join(RECIPES)}")
+        if not isinstance(recipe, str) or recipe not in RECIPES:
+            raise CaseError(f"{what}.recipe={recipe!r:.60} must be one of {', '.join(RECIPES)}")
         names = RECIPES[recipe]
         _no_more_keys(data, ("recipe", "edits", *(n.removesuffix("[]") for n in names)), what)
         parameters: dict[str, int | tuple[int, ...]] = {}
@@ -103,7 +105,9 @@ class Values:
                 raise CaseError(f"{what} with recipe {recipe!r} needs {key!r}")
             if name.endswith("[]"):
                 if not isinstance(data[key], list):
-                    raise CaseError(f"{what}.{key} must be a list of integers, got {data[key]!r}")
+                    raise CaseError(
+                        f"{what}.{key} must be a list of integers, got {data[key]!r:.60}"
+                    )
                 parameters[key] = tuple(
                     _integer(v, f"{what}.{key}[{i}]") for i, v in enumerate(data[key])
                 )
@@ -111,8 +115,10 @@ class Values:
                 parameters[key] = _integer(data[key], f"{what}.{key}")
         edits: dict[int, int] = {}
         for index, value in _mapping(data.get("edits", {}), f"{what}.edits").items():
-            if not index.isdecimal():
-                raise CaseError(f"{what}.edits has key {index!r}; keys are element indices >= 0")
+            if not _INDEX.fullmatch(index):
+                raise CaseError(
+                    f"{what}.edits has key {index!r:.40}; keys are element indices >= 0"
+                )
             edits[int(index)] = _integer(value, f"{what}.edits[{index}]")
         return cls(recipe, parameters, edits)
 
@@ -152,7 +158,9 @@ class Placement:
         over = data.get("over")
         if over is not None:
             if not (isinstance(over, list) and len(over) == 2 and isinstance(over[0], str)):
-                raise CaseError(f"{what}.over must be [buffer name, offset_bytes], got {over!r}")
+                raise CaseError(
+                    f"{what}.over must be [buffer name, offset_bytes], got {over!r:.60}"
+                )
             over = (over[0], _integer(over[1], f"{what}.over[1]"))
         return cls(
             over=over,
@@ -221,7 +229,7 @@ class Case:
         schema = data.get("pagefuzz_case")
         if schema != CASE_SCHEMA:
             raise CaseError(
-                f'a case needs "pagefuzz_case": {CASE_SCHEMA} (the schema version), got {schema!r}'
+                f'a case needs "pagefuzz_case": {CASE_SCHEMA} (its schema), got {schema!r:.60}'
             )
         _no_more_keys(
             data,
@@ -230,7 +238,7 @@ class Case:
         )
         operation = data.get("operation")
         if not isinstance(operation, str):
-            raise CaseError(f"operation must be the name of an operation, got {operation!r}")
+            raise CaseError(f"operation must be the name of an operation, got {operation!r:.60}")
         return cls(
             operation=operation,
             sizes={k: _integer(v, k) for k, v in _mapping(data.get("sizes"), "sizes").items()},
@@ -267,7 +275,7 @@ def load_case(path: str | Path) -> Case:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CaseError(f"{path}: cannot read the case file: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise CaseError(f"{path}: not a JSON case file: {error}") from None
     if isinstance(data, dict) and "pagefuzz_finding" in data:
         data = data.get("case")

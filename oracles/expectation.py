@@ -54,14 +54,11 @@ class Expected:
 
     offsets   int64 [n], ascending and disjoint runs; together they are `Footprint.must_write`
     values    uint8 [n, run_bytes]
-    nan_bytes where an element is a NaN whose bits are free: bool [n, run_bytes] or None; the
-              comparison of such elements belongs to the operation (`Operation.same_bytes`)
     """
 
     offsets: npt.NDArray[np.int64]
     values: Bytes
     contested: Contested | None = None
-    nan_bytes: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,33 @@ from typing import ClassVar
 
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Plan
-from pagefuzz.oracles.observation import Observation
+from pagefuzz.oracles.observation import Launch, Observation, Status
 from pagefuzz.oracles.operation import Operation
-from pagefuzz.oracles.verdict import Failure
+from pagefuzz.oracles.verdict import CaseClass, Failure
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a judgement may look at."""
+    """Everything a judgement may look at.
+
+    contained   the subject promises to contain hostile values
+    """
 
     operation: Operation
     plan: Plan
     expectation: Expectation
     observation: Observation
+    contained: bool = True
+
+    @property
+    def refused(self) -> bool:
+        """Whether the launcher must refuse the case."""
+        return self.expectation.case_class is CaseClass.REFUSED
+
+    @property
+    def finished(self) -> tuple[Launch, ...]:
+        """The launches that ran to their end."""
+        return tuple(x for x in self.observation.launches if x.status is Status.OK)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, Case, Placement
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -135,3 +135,17 @@ class Plan:
 
     def buffer_names(self) -> tuple[str, ...]:
         return tuple(self.buffers)
+
+    def base(self, name: str) -> tuple[str, int]:
+        """The buffer whose memory holds the base of `name`, and the base's byte offset in it.
+
+        Buffers of different memory never meet; a launcher cannot tell more either.
+        """
+        over = self.buffers[name].placement.over
+        return (name, 0) if over is None else over
+
+    def base_alignment_offset_bytes(self, name: str) -> int:
+        """The base's address modulo `BASE_ALIGNMENT_BYTES`."""
+        root, offset_bytes = self.base(name)
+        inside = self.buffers[root].placement.offset_bytes + offset_bytes
+        return inside % BASE_ALIGNMENT_BYTES

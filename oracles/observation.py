@@ -130,3 +130,7 @@ class Observation:
     launches: tuple[Launch, ...] = ()
     death: Death | None = None
     layers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def build_flags(self) -> frozenset[str]:
+        return frozenset(self.build.split(","))

@@ -13,6 +13,7 @@ from typing import ClassVar
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.expectation import Expectation, Refusal
 from pagefuzz.oracles.layout import BufferRole, Bytes, Plan
+from pagefuzz.oracles.origin import Origin
 
 
 class Operation(ABC):
@@ -56,13 +57,18 @@ class Operation(ABC):
 
     @abstractmethod
     def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
-        """The meaning of a byte for a reader: "request 0, row 3 (token 17 -> page 4 slot 1),
-        byte 5", or for a table entry "row 0, column 2 (the row ends at column 1)"."""
+        """The place of a byte in its buffer: "row 3, byte 5", "page 4 slot 1, byte 0", or for a
+        table entry "row 0, column 2; the row ends at column 1"."""
 
     @abstractmethod
-    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> str | None:
-        """Where wrong bytes in a destination come from: "page 9 slot 2", "what was there before";
-        None if it cannot be told."""
+    def mapping(self, plan: Plan, buffer: str, offset_bytes: int) -> str | None:
+        """How the contract comes to a byte: "request 0, row 0 -> token 1 -> logical page 1 of 1";
+        None if it belongs to no row."""
+
+    @abstractmethod
+    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> Origin | None:
+        """Where bytes come from that were found at a wrong place of any buffer; None if it cannot
+        be told."""
 
     @abstractmethod
     def describe(self, plan: Plan) -> str:

@@ -126,14 +126,15 @@ class Verdict:
 
 
 #: Judgements in the order in which they name a cause when the time of the fault is not known.
-CAUSE_ORDER = ("death", "refusal", "launch", "overflow", "bounds", "untouched", "output", "counts")
+CAUSE_ORDER = ("refusal", "overflow", "bounds", "launch", "death", "untouched", "output", "counts")
 
 
 def cause_first(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Orders failures so that the first is the best name for what went wrong.
 
-    A fault that the checked build timed precedes its consequences: an overflow before the wild
-    store it leads to, an over-read of the table before the wrong rows.
+    A launcher that accepted what it must refuse is to blame for all that follows. A fault that the
+    checked build timed precedes its consequences: an overflow before the wild store it leads to, an
+    over-read of the table before the wrong rows, either before the death of the process.
     """
 
     def rank(failure: Failure) -> tuple[int, int, int, str]:
@@ -143,9 +144,8 @@ def cause_first(failures: Sequence[Failure]) -> tuple[Failure, ...]:
             else len(CAUSE_ORDER)
         )
         timed = failure.sequence is not None
-        fatal = failure.judgement in ("death", "refusal", "launch")
         return (
-            0 if fatal else 1 if timed else 2,
+            0 if failure.judgement == "refusal" else 1 if timed else 2,
             failure.sequence or 0,
             order,
             failure.identity,

@@ -1,0 +1,65 @@
+"""counts: a launch adds exactly the padding and skipped pages to its counter pair."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagefuzz.oracles.judgement import Judged, Judgement, Run
+from pagefuzz.oracles.observation import Launch
+from pagefuzz.oracles.verdict import Failure
+
+_NAMES = ("padding", "skipped")
+
+
+class CountsJudgement(Judgement):
+    name = "counts"
+    unit = "counters"
+    summary = "padding and skipped pages are added to the counters, each once"
+
+    def applies(self, run: Run) -> bool:
+        counters = run.plan.buffers.get("counts")
+        return (
+            run.expectation.counts is not None
+            and counters is not None
+            and not counters.is_null
+            and bool(run.finished)
+        )
+
+    def judge(self, run: Run) -> Judged:
+        counts = run.expectation.counts
+        assert counts is not None
+        failures = []
+        for launch in run.finished:
+            rises = _rises(launch)
+            for index, expected in enumerate((counts.padding, counts.skipped)):
+                if rises[index] != expected:
+                    failures.append(self._failure(index, rises[index], expected))
+        return Judged(tuple(failures), 2 * len(run.finished))
+
+    def _failure(self, index: int, rise: int, expected: int) -> Failure:
+        amount = "too little" if rise < expected else "too much"
+        return Failure(
+            self.name,
+            f"the {_NAMES[index]} counter rises {amount}",
+            (_NAMES[index], amount),
+            {
+                "access": f"counts[{index}] ({_NAMES[index]}) rose by {rise} ({rise:#x}), "
+                f"expected {expected} ({expected:#x})",
+                "means": "one count for each request and logical page with mapped rows that "
+                + ("holds the padding id -1" if index == 0 else "cannot be copied"),
+            },
+        )
+
+
+def _rises(launch: Launch) -> list[int]:
+    """By how much each counter rose, as a signed 64-bit difference; 0 where nothing changed."""
+    pair = np.zeros((2, 16), dtype=np.uint8)
+    for chunk in launch.chunks.get("counts", ()):
+        begin, end = max(chunk.offset_bytes, 0), min(chunk.offset_bytes + chunk.before.size, 16)
+        if begin < end:
+            there = slice(begin - chunk.offset_bytes, end - chunk.offset_bytes)
+            pair[0, begin:end], pair[1, begin:end] = chunk.before[there], chunk.after[there]
+    before, after = pair.view(np.int64)
+    with np.errstate(over="ignore"):
+        rises: list[int] = (after - before).tolist()
+    return rises

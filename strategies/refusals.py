@@ -1,0 +1,238 @@
+"""Refusals: lies about a sound layout that every launcher must see through.
+
+A lie changes arguments after everything was laid out (`Case.overrides`), or moves a buffer to where
+it must not be, so that the memory behind the arguments stays sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import event
+from hypothesis import strategies as st
+
+from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.layout import Dtype
+
+#: Every reason tag of the gathers' contracts.
+REASONS = (
+    "dtype",
+    "rank",
+    "element_bytes",
+    "entry_bytes",
+    "page_size_tokens",
+    "size_range",
+    "has_terminal",
+    "dst_rows",
+    "negative_stride",
+    "stride_overflow",
+    "extent",
+    "null_pointer",
+    "alignment",
+    "not_nested",
+    "overlap",
+)
+
+INT64_MAX = 2**63 - 1
+INT64_MIN = -(2**63)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A buffer as the lies see it.
+
+    dtype, rank       what a sound case passes
+    required_bytes    what its sizes need, 0 if absent
+    alignment_bytes   of its base
+    is_absent         an optional buffer that is not passed
+    """
+
+    dtype: int
+    rank: int
+    required_bytes: int
+    alignment_bytes: int
+    is_absent: bool = False
+
+
+@dataclass(frozen=True)
+class Lie:
+    """overrides to add, and placements to replace; for the reason tag `reason`."""
+
+    reason: str
+    overrides: Mapping[str, int] = field(default_factory=dict)
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+
+    def told(self, case: Case) -> Case:
+        return replace(
+            case,
+            overrides={**case.overrides, **self.overrides},
+            placements={**case.placements, **self.placements},
+        )
+
+
+@dataclass(frozen=True)
+class Surface:
+    """What of a case can be lied about.
+
+    arguments     every buffer, in ABI order; `destinations` and all others may not meet
+    strides       stride -> (size that must exceed 1 for it to count, alignment in bytes)
+    counts        sizes that lie in 0..2^31-1
+    own           lies that only this operation knows
+    """
+
+    case: Case
+    arguments: Mapping[str, Argument]
+    destinations: Sequence[str]
+    strides: Mapping[str, tuple[str, int]]
+    counts: Sequence[str]
+    own: Mapping[str, Sequence[Lie]]
+
+    def at_least(self, size: str, value: int) -> dict[str, int]:
+        """The override that makes a size large enough for a stride to count; empty if it is."""
+        return {} if self.case.sizes[size] >= value else {size: value}
+
+    def present(self) -> dict[str, Argument]:
+        return {name: one for name, one in self.arguments.items() if not one.is_absent}
+
+
+def _dtypes(surface: Surface) -> list[Lie]:
+    lies = []
+    for name, argument in surface.present().items():
+        size = Dtype(argument.dtype).size_bytes
+        others = [d for d in Dtype if d.size_bytes != size]
+        others += [d for d in Dtype if d.size_bytes == size and d != argument.dtype]
+        codes = (others[0], others[-1], 0, max(Dtype) + 1, -1)
+        lies += [Lie("dtype", {f"{name}.dtype": int(code)}) for code in codes]
+    return lies
+
+
+def _ranks(surface: Surface) -> list[Lie]:
+    return [
+        Lie("rank", {f"{name}.rank": rank})
+        for name, argument in surface.present().items()
+        for rank in (argument.rank + 1, argument.rank - 1, -1)
+    ]
+
+
+def _size_ranges(surface: Surface) -> list[Lie]:
+    return [
+        Lie("size_range", {name: value})
+        for name in surface.counts
+        for value in (-1, 2**31, 2**32, INT64_MIN, INT64_MAX)
+    ]
+
+
+def _page_sizes(_: Surface) -> list[Lie]:
+    return [
+        Lie("page_size_tokens", {"page_size_tokens": v}) for v in (0, 4097, -1, 2**31, 2**32 + 1)
+    ]
+
+
+def _terminals(_: Surface) -> list[Lie]:
+    return [Lie("has_terminal", {"has_terminal": value}) for value in (2, -1, 2**32)]
+
+
+def _negative_strides(surface: Surface) -> list[Lie]:
+    return [
+        Lie("negative_stride", {name: value, **surface.at_least(size, 2)})
+        for name, (size, alignment) in surface.strides.items()
+        for value in (-alignment, INT64_MIN)
+    ]
+
+
+def _stride_overflows(surface: Surface) -> list[Lie]:
+    # The third index at 2^62 is the first that int64 does not hold.
+    return [
+        Lie("stride_overflow", {name: value, **surface.at_least(size, 3)})
+        for name, (size, _) in surface.strides.items()
+        for value in (2**62, 2**63 - 8)
+    ]
+
+
+def _extents(surface: Surface) -> list[Lie]:
+    lies = []
+    for name, argument in surface.present().items():
+        needed = argument.required_bytes
+        values = (needed - 1, 0, -1, INT64_MIN) if needed else (-1, INT64_MIN)
+        lies += [Lie("extent", {f"{name}.extent_bytes": value}) for value in values]
+    return lies
+
+
+def _null_pointers(surface: Surface) -> list[Lie]:
+    return [
+        Lie(
+            "null_pointer",
+            {f"{name}.data": 0, f"{name}.extent_bytes": argument.required_bytes or 1},
+        )
+        for name, argument in surface.arguments.items()
+    ]
+
+
+def _alignments(surface: Surface) -> list[Lie]:
+    lies = []
+    for name, argument in surface.present().items():
+        unit, now = argument.alignment_bytes, surface.case.placement(name)
+        lies += [
+            Lie("alignment", {}, {name: replace(now, offset_bytes=now.offset_bytes + off)})
+            for off in sorted({1, unit // 2, unit - 1} - {0})
+            if unit > 1
+        ]
+    for name, (size, unit) in surface.strides.items():
+        if unit > 1:
+            value = surface.case.sizes[name] // unit * unit + unit // 2
+            lies.append(Lie("alignment", {name: abs(value), **surface.at_least(size, 2)}))
+    return lies
+
+
+def _overlaps(surface: Surface) -> list[Lie]:
+    lies = []
+    for name in surface.destinations:
+        mine = surface.arguments[name].required_bytes
+        for other, argument in surface.present().items():
+            theirs, unit = argument.required_bytes, surface.arguments[name].alignment_bytes
+            if other in surface.destinations or not mine or not theirs:
+                continue
+            last = (theirs - 1) // unit * unit
+            lies += [Lie("overlap", {}, {name: Placement(over=(other, at))}) for at in (0, last)]
+            # The other way round: its first byte is the destination's last aligned ones.
+            back = (mine - 1) // argument.alignment_bytes * argument.alignment_bytes
+            lies.append(Lie("overlap", {}, {other: Placement(over=(name, back))}))
+    return lies
+
+
+_LIES: Mapping[str, Callable[[Surface], list[Lie]]] = {
+    "dtype": _dtypes,
+    "rank": _ranks,
+    "size_range": _size_ranges,
+    "page_size_tokens": _page_sizes,
+    "has_terminal": _terminals,
+    "negative_stride": _negative_strides,
+    "stride_overflow": _stride_overflows,
+    "extent": _extents,
+    "null_pointer": _null_pointers,
+    "alignment": _alignments,
+    "overlap": _overlaps,
+}
+
+_REASONS = st.sampled_from(range(120))
+_PICKS = st.sampled_from(range(240))
+
+
+@st.composite
+def lies(draw: st.DrawFn, surface: Surface) -> Case:
+    """The surface's case with one lie told, in 2 draws.
+
+    Every reason is as likely as any other. Shrinks towards the first reason (a wrong dtype) and the
+    first of its lies (that of the first buffer).
+    """
+    reasons = [*_LIES, *surface.own]
+    reason = reasons[draw(_REASONS) % len(reasons)]
+    pick = draw(_PICKS)
+    own = surface.own.get(reason)
+    told: Sequence[Lie] = own if own is not None else _LIES[reason](surface)
+    if not told:  # e.g. nothing can overlap a destination of no bytes
+        reason = "has_terminal"
+        told = _terminals(surface)
+    event(f"refused: {reason}")
+    return told[pick % len(told)].told(surface.case)

@@ -1,0 +1,58 @@
+"""Finds the strategies of an operation: one module each, named like it, in `operations/`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from types import ModuleType
+
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.registry import UnknownNameError
+from pagefuzz.strategies import operations as operations_package
+from pagefuzz.strategies.corners import Corners
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+
+
+@cache
+def operations() -> tuple[str, ...]:
+    """Names of the operations that cases can be drawn for."""
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(operations_package.__path__)))
+
+
+def _module(operation: str) -> ModuleType:
+    if operation not in operations():
+        raise UnknownNameError(
+            f"no strategies for operation {operation!r}; there are some for "
+            f"{', '.join(operations())}"
+        )
+    return importlib.import_module(f"{operations_package.__name__}.{operation}")
+
+
+def cases_for(
+    operation: str,
+    *,
+    hostile: bool,
+    refused: bool,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> SearchStrategy[Case]:
+    """Cases of an operation.
+
+    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
+    limit_bytes       bound on the memory of all buffers of a case together
+
+    Shrinks as the operation's `cases` says. Raises `UnknownNameError` for an operation without
+    strategies, `InvalidArgument` for a limit below 64 MiB.
+    """
+    strategy: SearchStrategy[Case] = _module(operation).cases(
+        hostile=hostile, refused=refused, limit_bytes=limit_bytes
+    )
+    return strategy
+
+
+def corners_for(operation: str) -> Corners:
+    """Named corners that the operation's strategies must reach. Raises `UnknownNameError`."""
+    corners: Corners = _module(operation).CORNERS
+    return corners
