@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class CaseChecker(Protocol):
     """What a campaign needs of `harness.check.Checker`."""
 
+    @property
+    def worker_pid(self) -> int | None: ...
+
     def check(self, case: Case) -> Verdict: ...
 
 

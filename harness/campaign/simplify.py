@@ -105,8 +105,7 @@ def _fewer_elements(case: Case) -> Iterator[Case]:
         for key, parameter in values.parameters.items():
             if isinstance(parameter, tuple):
                 for begin, end in _spans(len(parameter)):
-                    kept = parameter[:begin] + parameter[end:]
-                    yield _with_parameter(case, name, key, kept)
+                    yield _with_parameter(case, name, key, parameter[:begin] + parameter[end:])
 
 
 def _smaller_numbers(case: Case) -> Iterator[Case]:
