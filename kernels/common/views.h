@@ -155,7 +155,7 @@ class CounterView {
                                       [[maybe_unused]] const char* file = __builtin_FILE()) const {
 #ifdef PF_CHECKED
     const int64_t more = amount.value();
-    if (!check::access<kBuffer, PF_ATOMIC, 8>(base_, element * 8, file, line)) return;
+    if (!check::access<kBuffer, PF_ATOMIC, 8>(base_, int64_t{8} * element, file, line)) return;
 #else
     const int64_t more = amount;
 #endif

@@ -329,7 +329,8 @@ __global__ void __launch_bounds__(1024) gather_tokens(Gather g) {
 
 // Faults kept on purpose: nothing compares the logical page with the table's width or the page id with the
 // number of pages, negative starts are not clamped, nothing is counted, and a dense copy multiplies its
-// row by the entry size in 32 bits.
+// row by the entry size in 32 bits. One is left out, as it would hide the first: as published, a request
+// without rows that begins inside a page still looked that page up, to copy nothing.
 struct MergedTask {
   index32 row_begin;
   index32 slot_begin;
@@ -353,6 +354,7 @@ __device__ __forceinline__ MergedTask merged_task(const Gather& g, index32 numbe
     const index32 row_count = pf::greatest(row_end - row_begin, 0);
     const index32 position = g.map.seq_starts.present() ? index32(g.map.seq_starts.load(request)) : index32(0);
     const index32 first_page = position / page_size;
+    if (row_count == 0) continue;
     const index32 page_count = (position + row_count + page_size - 1) / page_size - first_page;
     if (ahead < page_count) {
       const index32 page = first_page + ahead;

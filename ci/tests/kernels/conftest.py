@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,13 @@ def _aligned(size: int, offset: int, fill: npt.NDArray[np.uint8] | None = None) 
     return out
 
 
+def sparse(size: int) -> npt.NDArray[np.uint8]:
+    """uint8 [size] of address space: memory is taken for the pages that are touched."""
+    no_reserve = 0x4000  # MAP_NORESERVE, which Python names from 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
+
+
 class Launch:
     """A case laid out in memory, ready to be launched and looked at."""
 
@@ -199,6 +207,13 @@ class Launch:
         args.has_terminal = c.has_terminal
         self.args = args
         self.message = ffi.new("pf_message *")
+
+    def replace(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Puts another array in place of a buffer."""
+        setattr(self, name, array)
+        field = getattr(self.args, name)
+        field.data = self.object.ffi.cast("void *", array.ctypes.data)
+        field.extent_bytes = array.nbytes
 
     def run(self, schedule: str) -> int:
         name = f"pf_cp_gather_cache_{schedule.replace('-', '_')}"
