@@ -8,7 +8,6 @@ TOML file that changes one of them.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +17,7 @@ from types import MappingProxyType
 import cffi
 
 from pagefuzz import kernels
+from pagefuzz.harness.build import load_twin
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.operation import Operation
@@ -146,23 +146,15 @@ def _bundled(source: Path) -> dict[str, Subject]:
 
 
 def _twin(path: Path, name: str) -> Subject:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CannotCheckError(f"{path}: cannot read the twin: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CannotCheckError(f"{path}: the twin is not TOML: {error}") from None
-    for key in ("operation", "schedule", "breaks"):
-        if not isinstance(data.get(key), str):
-            raise CannotCheckError(f'{path}: a twin needs {key} = "...", got {data.get(key)!r}')
-    correct = bundled().get((data["operation"], data["schedule"]))
+    twin = load_twin(path)
+    correct = bundled().get((twin.operation, twin.schedule))
     if correct is None:
         known = ", ".join(f"{operation} {schedule}" for operation, schedule in bundled())
         raise CannotCheckError(
             f"{path}: a twin changes a bundled schedule ({known}), "
-            f"not {data['operation']} {data['schedule']}"
+            f"not {twin.operation} {twin.schedule}"
         )
-    return replace(correct, name=name, twin=path, faults=data["breaks"], summary=data["breaks"])
+    return replace(correct, name=name, twin=path, faults=twin.breaks, summary=twin.breaks)
 
 
 @cache
@@ -257,7 +249,7 @@ def check_registry() -> None:
         has, lacks = (
             ("oracles/operations", f"kernels/operations/{name}.cu")
             if name in operations
-            else ("kernels/operations", f"an operation named {name!r} in oracles/operations")
+            else (f"kernels/operations/{name}.cu", "operation of that name in oracles/operations")
         )
         raise CannotCheckError(f"{name} is in {has}, but there is no {lacks}")
     for name, operation in operations.items():

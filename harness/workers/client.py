@@ -267,14 +267,13 @@ class Worker:
         it came to launch this case, which is then not the subject's doing.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
-        for attempt in (1, 2):
+        for _ in range(2):
             self.start()
             answer = self._ask(case, message)
             if not isinstance(answer, _Unlaunched):
                 return answer
-            if attempt == 2:
-                break
-        raise CannotCheckError(f"a worker died before it launched the case: {_said(answer.death)}")
+            unlaunched = answer.death
+        raise CannotCheckError(f"a worker died before it launched the case: {_said(unlaunched)}")
 
     def _ask(self, case: Case, message: Message) -> Answer | Death | _Unlaunched:
         running = self._running

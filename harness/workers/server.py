@@ -43,10 +43,10 @@ class _Server:
         send(self._channel, {"ready": os.getpid()})
         try:
             while True:
-                ready, _, _ = select.select([self._channel, self._wake_read], [], [])
+                ready, _, _ = select.select([self._channel.fileno(), self._wake_read], [], [])
                 if self._wake_read in ready:
                     self._reap()
-                if self._channel in ready and not self._answer():
+                if self._channel.fileno() in ready and not self._answer():
                     return
         except OSError:
             return  # the client is gone

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_regions_tile_the_slab_with_red_zones() -> None:
     regions = slab_regions(buffers, PAGE_BYTES)
     assert regions[0].slice.start == 0
     assert regions[-1].slice.stop % PAGE_BYTES == 0
-    for left, right in zip(regions, regions[1:], strict=False):
+    for left, right in pairwise(regions):
         assert left.slice.stop == right.slice.start
     for region in regions:
         before = region.buffer.placement.before_bytes
@@ -223,9 +224,7 @@ def test_more_than_there_is_does_not_fit(arena: HostArena) -> None:
         arena.place(plan_of(buffer("src", Role.SOURCE, 2**47)), expectation_of())
     everything = Footprint(may_read=IntervalSet([0], [HUGE]))
     with pytest.raises(DoesNotFitError, match="bytes to fill and compare"):
-        arena.place(
-            plan_of(buffer("src", Role.SOURCE, HUGE)), expectation_of(src=everything)
-        )
+        arena.place(plan_of(buffer("src", Role.SOURCE, HUGE)), expectation_of(src=everything))
 
 
 def test_a_buffer_over_another_lies_inside_it(arena: HostArena) -> None:

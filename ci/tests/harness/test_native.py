@@ -84,7 +84,7 @@ def test_a_number_too_wide_for_its_field_is_refused(echo: BuiltObject) -> None:
     """A dtype that does not fit into 32 bits is an error of the case, not a truncated value."""
     plan = numbered_plan()
     buffers = {**plan.buffers, "src": replace(plan.buffers["src"], dtype=2**31)}
-    with pytest.raises(CaseError, match="src.dtype=2147483648 must fit into 32 bits"):
+    with pytest.raises(CaseError, match=r"src\.dtype=2147483648 must fit into 32 bits"):
         echo.marshal(replace(plan, buffers=buffers), ADDRESSES)
 
 
@@ -125,7 +125,7 @@ def test_a_release_object_keeps_no_record(echo: BuiltObject) -> None:
     from pagefuzz.oracles.verdict import CaseClass
 
     assert not echo.keeps_record
-    with pytest.raises(CannotCheckError, match="pf_check_begin of misbehaving.so"):
+    with pytest.raises(CannotCheckError, match=r"pf_check_begin of misbehaving\.so"):
         echo.begin_check(
             numbered_plan(), Expectation(CaseClass.REFUSED), lambda v: int(np.asarray(v).size)
         )

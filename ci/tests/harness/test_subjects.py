@@ -13,6 +13,7 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.oracles import registry
 
 OPERATION = "cp_gather_cache"
+REPLACE = "[[replace]]\nfind = 'a'\nwith = 'b'\n"
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_an_operation_without_a_kernel_fails_the_registry(planted: Path) -> None
     """Neither an operation without a .cu nor a .cu without an operation goes unnoticed."""
     source = planted / "operations" / f"{OPERATION}.cu"
     shutil.copy(source, source.with_stem("stranger"))
-    with pytest.raises(CannotCheckError, match="no an operation named|no an|stranger"):
+    with pytest.raises(CannotCheckError, match=r"stranger is in .* no operation of that name"):
         subjects.check_registry()
     source.with_stem("stranger").unlink()
     source.unlink()
@@ -101,7 +102,7 @@ def test_an_operation_without_a_kernel_fails_the_registry(planted: Path) -> None
 
 def test_twins_inherit_from_the_schedule_they_change(planted: Path) -> None:
     """A twin is found by name and by path, promises what its schedule does and says its fault."""
-    text = f'operation = "{OPERATION}"\nschedule = "page"\nbreaks = "loses the last row"\n'
+    text = f'operation = "{OPERATION}"\nschedule = "page"\nbreaks = "loses the last row"\n{REPLACE}'
     path = planted / "twins" / "lost-row.toml"
     path.write_text(text)
     for name in ("twin:lost-row", f"twin:{path}"):
@@ -116,18 +117,16 @@ def test_twins_inherit_from_the_schedule_they_change(planted: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("operation = 3", 'a twin needs operation = "..."'),
-        ("not toml", "the twin is not TOML"),
-        ('operation="x"\nschedule="page"\nbreaks="y"', "changes a bundled schedule"),
+        ("operation = 3", "needs"),
+        ("not toml", "not TOML"),
+        (f'operation="x"\nschedule="page"\nbreaks="y"\n{REPLACE}', "changes a bundled schedule"),
     ],
 )
-def test_a_malformed_twin_is_one_clear_sentence(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_a_malformed_twin_is_one_clear_sentence(tmp_path: Path, text: str, complaint: str) -> None:
     """What is wrong with a twin's file is said, and the file named."""
     path = tmp_path / "odd.toml"
     path.write_text(text)
-    with pytest.raises(CannotCheckError, match=f"odd.toml: .*{complaint}"):
+    with pytest.raises(CannotCheckError, match=rf"odd\.toml.*{complaint}"):
         subjects.subject(f"twin:{path}")
-    with pytest.raises(CannotCheckError, match="missing.toml: cannot read the twin"):
+    with pytest.raises(CannotCheckError, match=r"cannot read the twin .*missing\.toml"):
         subjects.subject(f"twin:{tmp_path / 'missing.toml'}")

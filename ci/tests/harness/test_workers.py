@@ -225,7 +225,7 @@ def test_closing_a_server_ends_its_workers(assignment: Assignment) -> None:
 
 def test_a_server_that_cannot_start_says_why() -> None:
     """An import that fails in the server is the sentence of the error here."""
-    with pytest.raises(CannotCheckError, match="did not start: .*No module named 'nowhere'"):
+    with pytest.raises(CannotCheckError, match=r"did not start: .*No module named 'nowhere'"):
         ForkServer(preload=["nowhere"])
 
 
