@@ -38,7 +38,10 @@ _SOURCE_POISON = (1, 2)
 _DESTINATION_POISON = 3
 
 #: Words generated at a time: few enough to stay in the cache.
-_BLOCK_WORDS = 2**15
+_BLOCK_WORDS = 2**14
+
+#: With more readable runs than this, generating all payload and masking it is faster.
+_FEW_RUNS = 64
 
 #: Offsets at which bytes of a buffer or of its surroundings can lie.
 _OFFSETS = range(-(2**22), 2**43)
@@ -137,8 +140,12 @@ def initial_bytes(
     """
     out = poison(buffer.role, seed, fill, begin, end)
     if buffer.role is Role.SOURCE and readable:
-        inside = readable.mask(begin, end)
-        np.copyto(out, payload(seed, begin, end), where=inside)
+        runs = readable.clipped(begin, end)
+        if len(runs) <= _FEW_RUNS:
+            for b, e in zip(runs.begin.tolist(), runs.end.tolist(), strict=True):
+                out[b - begin : e - begin] = payload(seed, b, e)
+        else:
+            np.copyto(out, payload(seed, begin, end), where=runs.mask(begin, end))
     offsets, values = buffer.image.offsets, buffer.image.values
     if offsets.size:
         width = values.shape[1]

@@ -158,7 +158,8 @@ class GatherOperation(Operation):
             # Above a range a layout still exists, but counts of 2^31 and more have none.
             highest = legal.stop - 1 if legal == _COUNT or name == "has_terminal" else 2**31 - 1
             laid[name] = min(max(sizes[name], legal.start), highest)
-        laid["table_row_stride"] = max(sizes["table_row_stride"], 0)
+        if sizes["num_requests"] > 1:  # an ignored stride stays as it is: the layout is sound
+            laid["table_row_stride"] = max(sizes["table_row_stride"], 0)
         return laid
 
     def _required(self, sizes: Mapping[str, int]) -> dict[str, int]:

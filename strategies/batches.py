@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -89,7 +88,7 @@ def _snapped(longest: int, snap: str, page_size_tokens: int, max_rows: int) -> i
 
 
 @st.composite
-def batches(draw: Any) -> Batch:
+def batches(draw: st.DrawFn) -> Batch:
     """Batches of 0 to 300 requests (mostly up to 8) of 0 to about 4,200 rows, in at most 5 draws.
 
     Shrinks towards one request of one row, then fewer requests, then shorter ones.

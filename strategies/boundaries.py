@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -76,7 +75,7 @@ class Crossing:
 
 
 @st.composite
-def crossings(draw: Any, quantities: Mapping[str, int]) -> Crossing:
+def crossings(draw: st.DrawFn, quantities: Mapping[str, int]) -> Crossing:
     """Crossings of one of `quantities` (name -> weight), in 4 draws.
 
     Shrinks towards the first quantity at 2^31 bytes, just past it.

@@ -7,150 +7,18 @@ its own, and so is each kind of hostile value and each reason for a refusal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from pagefuzz.oracles.expectation import Expectation
-from pagefuzz.oracles.gather import GatherOperation, Pages
 from pagefuzz.oracles.layout import Plan
-from pagefuzz.oracles.registry import operation
-from pagefuzz.oracles.rows import Int64s, RowMap
-from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.oracles.rows import Int64s
 from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN, LIMITS
-from pagefuzz.strategies.rows import Span, spans
+from pagefuzz.strategies.facts import Facts
+from pagefuzz.strategies.refusals import REASONS
 
 Corners: TypeAlias = Mapping[str, Callable[[Plan, Expectation], bool]]
-
-#: Every reason tag of the gathers' contracts.
-REASONS = (
-    "dtype",
-    "rank",
-    "element_bytes",
-    "entry_bytes",
-    "page_size_tokens",
-    "size_range",
-    "has_terminal",
-    "dst_rows",
-    "negative_stride",
-    "stride_overflow",
-    "extent",
-    "null_pointer",
-    "alignment",
-    "not_nested",
-    "overlap",
-)
-
-
-class Facts:
-    """What corners look at, each computed when first asked for.
-
-    `row`, `page_id` and `slot` are int64 [n] over rows whose mapping is valid.
-    """
-
-    def __init__(self, plan: Plan, expectation: Expectation) -> None:
-        self.plan = plan
-        self.expectation = expectation
-        self.case = plan.case
-        self.sizes = plan.arguments
-        self.refused = expectation.case_class is CaseClass.REFUSED
-        self.hostile = expectation.case_class is CaseClass.HOSTILE
-        self.sound = expectation.case_class is CaseClass.IN_CONTRACT
-
-    @property
-    def requests(self) -> int:
-        return self.sizes["num_requests"]
-
-    @property
-    def tokens(self) -> int:
-        return self.sizes["num_tokens"]
-
-    @property
-    def page_size(self) -> int:
-        return self.sizes["page_size_tokens"]
-
-    @property
-    def width(self) -> int:
-        return self.sizes["table_width"]
-
-    @cached_property
-    def _operation(self) -> GatherOperation:
-        found = operation(self.case.operation)
-        assert isinstance(found, GatherOperation)
-        return found
-
-    @cached_property
-    def _vectors(self) -> tuple[list[int], list[int] | None]:
-        if not self.requests:
-            return [], None
-        starts, seq_starts = self._operation.index_vectors(self.plan)
-        return starts.tolist(), None if seq_starts is None else seq_starts.tolist()
-
-    @property
-    def starts(self) -> list[int]:
-        return self._vectors[0]
-
-    @property
-    def seq_starts(self) -> list[int] | None:
-        return self._vectors[1]
-
-    @cached_property
-    def spans(self) -> list[Span]:
-        return spans(self.starts, self.seq_starts, self.requests, self.tokens)
-
-    @cached_property
-    def live(self) -> set[int]:
-        return {span.request for span in self.spans}
-
-    @cached_property
-    def _rows(self) -> RowMap:
-        return self._operation.row_map(self.plan)
-
-    @cached_property
-    def pages(self) -> Pages:
-        """Of every mapped (request, logical page)."""
-        return self._operation.pages(self.plan, self._rows)
-
-    @cached_property
-    def columns(self) -> Int64s:
-        return self._rows.page_column if self.spans else np.empty(0, np.int64)
-
-    @cached_property
-    def page_requests(self) -> Int64s:
-        return self._rows.page_request if self.spans else np.empty(0, np.int64)
-
-    @cached_property
-    def ids(self) -> Int64s:
-        """Page ids looked up inside the table."""
-        return self.pages.page_id[self.pages.in_table] if self.spans else np.empty(0, np.int64)
-
-    @cached_property
-    def _valid(self) -> Int64s:
-        return np.flatnonzero(self.pages.valid[self._rows.page])
-
-    @property
-    def row(self) -> Int64s:
-        return self._rows.row[self._valid]
-
-    @property
-    def page_id(self) -> Int64s:
-        return self.pages.page_id[self._rows.page[self._valid]]
-
-    @property
-    def slot(self) -> Int64s:
-        return self._rows.slot[self._valid]
-
-    @property
-    def token(self) -> Int64s:
-        return self._rows.token[self._valid]
-
-    def stride(self, name: str, size: str) -> int:
-        return self.sizes[name] if self.sizes[size] > 1 else 0
-
-    def placed(self, buffer: str) -> tuple[int, int, int, int]:
-        place = self.case.placement(buffer)
-        return place.offset_bytes, place.before_bytes, place.slack_bytes, place.after_bytes
 
 
 _Predicate: TypeAlias = Callable[[Facts], bool]
@@ -168,7 +36,7 @@ def _corner(predicate: _Predicate) -> Callable[[Plan, Expectation], bool]:
     return lambda plan, expectation: bool(predicate(_facts(plan, expectation)))
 
 
-# ---- batches, tables, sequences, rows --------------------------------------------------------------
+# ---- batches, tables, sequences, rows ------------------------------------------------------------
 
 
 def _lengths(f: Facts) -> list[int]:
@@ -282,7 +150,7 @@ _TABLES: Mapping[str, _Predicate] = {
     ),
 }
 
-# ---- memory ----------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def _pool(f: Facts) -> tuple[int, int, int, int]:
@@ -322,7 +190,7 @@ def _slots_first(f: Facts) -> bool:
 
 
 def _shared_bytes(f: Facts) -> bool:
-    page, slot, entry, dense = _pool(f)
+    page, slot, entry, _ = _pool(f)
     two_pages, two_slots = f.sizes["num_pages"] > 1, f.page_size > 1
     return bool(f.spans) and ((two_pages and page < entry) or (two_slots and slot < entry))
 
@@ -403,7 +271,7 @@ _MEMORY: Mapping[str, _Predicate] = {
     "entry: above 1024 bytes": lambda f: bool(f.spans) and f.sizes["entry_bytes"] > 1024,
 }
 
-# ---- overflow scale --------------------------------------------------------------------------------
+# ---- overflow scale ------------------------------------------------------------------------------
 
 
 def _row_offsets(f: Facts) -> tuple[Int64s, int]:
@@ -445,7 +313,8 @@ _OFFSETS: Mapping[str, Callable[[Facts], tuple[Int64s, int]]] = {
 
 
 def _reaches(quantity: str, limit: int, elements: bool, *, past: bool) -> _Predicate:
-    """Past: an offset is the first at the limit or past it. Below: all are, the last one just so."""
+    """Past: the first offset at the limit or past it is reached. Below: the last one below it is,
+    and none past it."""
 
     def holds(f: Facts) -> bool:
         if f.refused or not f.spans:
@@ -525,7 +394,7 @@ _SCALE: Mapping[str, _Predicate] = {
     "boundary: column above 2^30": lambda f: bool((f.columns > 2**30).any()) and f.sound,
 }
 
-# ---- hostile and refused ---------------------------------------------------------------------------
+# ---- hostile and refused -------------------------------------------------------------------------
 
 
 def _falls(values: list[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -38,7 +37,7 @@ class Destination:
 
 
 @st.composite
-def destinations(draw: Any) -> Destination:
+def destinations(draw: st.DrawFn) -> Destination:
     """Destinations with the batch's rows exactly, with more, or with fewer; 5 or 6 draws.
 
     Shrinks towards a terminal value, a first start of 0, and dense rows that the batch fills.

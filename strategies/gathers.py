@@ -9,7 +9,6 @@ entries, coordinates at overflow scale from the boundary they are to reach.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -96,7 +95,7 @@ class GatherChoices:
 
 @st.composite
 def gather_choices(
-    draw: Any,
+    draw: st.DrawFn,
     element_sizes: SearchStrategy[int],
     entry_sizes: SearchStrategy[int],
     *,
@@ -217,6 +216,8 @@ class Gather:
             least = 2 if self.quantity == "table stride" else 1
             lengths += [1] * (least - len(lengths))
             lengths[-1] = max(lengths[-1], 1)
+            if self.quantity == "dst stride" and self.crossing.extra:
+                lengths = [1]  # behind one row: the stride itself lies at the boundary
             if self.quantity == "token" and not self.crossing.below:
                 lengths[-1] = max(lengths[-1], 2)
         if (total := sum(lengths)) * self.entry_bytes > _MOST_ROW_BYTES and not self.quantity:
@@ -340,11 +341,20 @@ class Gather:
         if self.quantity in ("src page", "packed page", "page stride", "page id"):
             # Counted down from the last page: the table's first entries lie at the boundary.
             self.contents = Values("reversed")
-            live = index.spans()
-            if live and (cell := index.cell(live[0].request, live[0].first_token // size)):
-                index.table_edits[cell] = pages - 1
+            self._put_first(pages - 1)
         index.num_pages = pages
         self.page_stride_bytes, self.slot_stride_bytes = page_stride, slot_stride
+
+    def _put_first(self, page: int) -> None:
+        """Makes the first page that is mapped `page`, where the table's order does not."""
+        index, live = self.index, self.index.spans()
+        if not live:
+            return
+        column = live[0].first_token // self.page_size_tokens
+        if 0 <= column < index.table_width:
+            cell = index.cell(live[0].request, column)
+            if cell:
+                index.table_edits[cell] = page
 
     def _paged(self, strides: CacheStrides) -> tuple[int, int]:
         """Page and slot stride for a boundary that is reached by the number of pages."""

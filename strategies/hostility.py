@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -104,7 +103,7 @@ class Edit:
 
 
 @st.composite
-def edits(draw: Any, *, max_count: int = 3) -> tuple[Edit, ...]:
+def edits(draw: st.DrawFn, *, max_count: int = 3) -> tuple[Edit, ...]:
     """One to `max_count` hostile edits, 3 draws each and one for their number.
 
     Shrinks towards one edit, that of a sequence start that runs one row past the table. Raises

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -27,7 +26,9 @@ def _offset(step: int, alignment: int) -> int:
 
 
 @st.composite
-def placements(draw: Any, alignments: Mapping[str, int], destination: str) -> dict[str, Placement]:
+def placements(
+    draw: st.DrawFn, alignments: Mapping[str, int], destination: str
+) -> dict[str, Placement]:
     """Placements of the buffers of `alignments` (name -> alignment in bytes, 1..8), 1 to 4 draws.
 
     `destination` names the buffer that is most often a slice of a workspace: bytes before it, an

@@ -8,13 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
 
 from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.layout import Dtype
+
+#: Every reason tag of the gathers' contracts.
+REASONS = (
+    "dtype",
+    "rank",
+    "element_bytes",
+    "entry_bytes",
+    "page_size_tokens",
+    "size_range",
+    "has_terminal",
+    "dst_rows",
+    "negative_stride",
+    "stride_overflow",
+    "extent",
+    "null_pointer",
+    "alignment",
+    "not_nested",
+    "overlap",
+)
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
@@ -202,7 +220,7 @@ _PICKS = st.sampled_from(range(240))
 
 
 @st.composite
-def lies(draw: Any, surface: Surface) -> Case:
+def lies(draw: st.DrawFn, surface: Surface) -> Case:
     """The surface's case with one lie told, in 2 draws.
 
     Every reason is as likely as any other. Shrinks towards the first reason (a wrong dtype) and the
@@ -212,7 +230,7 @@ def lies(draw: Any, surface: Surface) -> Case:
     reason = reasons[draw(_REASONS) % len(reasons)]
     pick = draw(_PICKS)
     own = surface.own.get(reason)
-    told = own if own is not None else _LIES[reason](surface)
+    told: Sequence[Lie] = own if own is not None else _LIES[reason](surface)
     if not told:  # e.g. nothing can overlap a destination of no bytes
         reason = "has_terminal"
         told = _terminals(surface)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -59,7 +58,7 @@ class SequenceStarts:
 
 
 @st.composite
-def sequence_starts(draw: Any) -> SequenceStarts:
+def sequence_starts(draw: st.DrawFn) -> SequenceStarts:
     """Sequence starts that are absent, zero, on a page, in a page or past pages; 1 or 2 draws.
 
     Shrinks towards an absent vector, then zeros, then small equal offsets.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -52,7 +51,7 @@ _ROW_PADDING_ELEMENTS = skewed((70, (0,)), (22, range(1, 9)), (8, range(9, 65)))
 
 
 @st.composite
-def page_sizes(draw: Any) -> int:
+def page_sizes(draw: st.DrawFn) -> int:
     """Tokens a page, 1..4096: powers of two, their neighbours and anything else; 1 or 2 draws.
 
     Shrinks towards 1, and to the smallest size of a common one that will do.
@@ -69,7 +68,7 @@ _ELEMENT_SIZES = st.sampled_from(ELEMENT_BYTES)
 
 
 @st.composite
-def entry_sizes(draw: Any) -> int:
+def entry_sizes(draw: st.DrawFn) -> int:
     """Bytes of one entry, 1..5000, to be rounded up to an element; 1 or 2 draws.
 
     Shrinks towards 1.
@@ -120,7 +119,7 @@ class CacheStrides:
 
 
 @st.composite
-def cache_strides(draw: Any) -> CacheStrides:
+def cache_strides(draw: st.DrawFn) -> CacheStrides:
     """Layouts of a paged cache; 1 or 2 draws. Shrinks towards a dense one, then less padding."""
     kind = draw(_CACHES)
     event(f"cache: {kind}")

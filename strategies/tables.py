@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -52,7 +51,7 @@ class BlockTable:
 
 
 @st.composite
-def block_tables(draw: Any) -> BlockTable:
+def block_tables(draw: st.DrawFn) -> BlockTable:
     """Tables of exact or greater width, dense, sliced, overlapping or broadcast; 3 to 5 draws.
 
     Shrinks towards an identity table of exact width and dense rows.

@@ -1,0 +1,277 @@
+"""Reported cases: inputs with which others found faults, restated as cases.
+
+The numbers are those of the reports; what a report leaves open is as simple as it can be. A case
+whose name ends in `good` is the last one that the faulty kernel still got right. Campaigns run them
+as explicit examples before anything is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pagefuzz.oracles.case import Case, Values
+
+_CASES: dict[str, dict[str, Callable[[], Case]]] = {"cp_gather_cache": {}}
+
+
+def _reported(operation: str, name: str) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
+    """Registers a case under the number of its report and a short name."""
+
+    def register(case: Callable[[], Case]) -> Callable[[], Case]:
+        _CASES[operation][name] = case
+        return case
+
+    return register
+
+
+def examples_for(operation: str) -> Mapping[str, Case]:
+    """Reported cases of an operation by name; empty if there are none."""
+    return {name: case() for name, case in _CASES.get(operation, {}).items()}
+
+
+def _gather(
+    *,
+    starts: Values,
+    num_requests: int,
+    num_tokens: int,
+    page_size_tokens: int = 1,
+    num_pages: int = 1,
+    table_width: int = 1,
+    table_row_stride: int | None = None,
+    entry_bytes: int = 1,
+    element_bytes: int = 1,
+    page_stride_bytes: int | None = None,
+    table: Values | None = None,
+    seq_starts: Values | None = None,
+) -> Case:
+    """A case of cp_gather_cache with a terminal value, dense where nothing else is said."""
+    values = {"block_table": table or Values("identity"), "starts": starts}
+    if seq_starts is not None:
+        values["seq_starts"] = seq_starts
+    values["counts"] = Values.literal(0, 0)
+    if page_stride_bytes is None:
+        page_stride_bytes = page_size_tokens * entry_bytes
+    return Case(
+        operation="cp_gather_cache",
+        sizes={
+            "num_requests": num_requests,
+            "num_tokens": num_tokens,
+            "page_size_tokens": page_size_tokens,
+            "num_pages": num_pages,
+            "table_width": table_width,
+            "table_row_stride": table_width if table_row_stride is None else table_row_stride,
+            "page_stride_bytes": page_stride_bytes,
+            "slot_stride_bytes": entry_bytes,
+            "dst_rows": num_tokens,
+            "dst_row_stride_bytes": entry_bytes,
+            "entry_bytes": entry_bytes,
+            "element_bytes": element_bytes,
+            "has_terminal": 1,
+        },
+        values=values,
+    )
+
+
+# ---- 1: logical page never compared with the table width -----------------------------------------
+
+
+@_reported("cp_gather_cache", "1-past-last-row")
+def past_last_row() -> Case:
+    """Report 1: table [998, 1024], BS 16, starts[997]=997, starts[998]=1831, seq_starts[997]=15967.
+
+    The requests before have one row each. Request 997 maps tokens 15,967 to 16,800: the first page
+    past its row, which is the table's last, is q = 1,024.
+    """
+    return _gather(
+        starts=Values("ramp", {"first": 0, "step": 1}, {998: 1831}),
+        seq_starts=Values("constant", {"value": 0}, {997: 15967}),
+        num_requests=998,
+        num_tokens=1831,
+        page_size_tokens=16,
+        num_pages=1024,
+        table_width=1024,
+        table=Values("shared"),
+    )
+
+
+# ---- 3: row * entry_bytes in int32 ---------------------------------------------------------------
+
+
+def _one_row(row: int, entry_bytes: int, element_bytes: int) -> Case:
+    return _gather(
+        starts=Values.literal(row, row + 1),
+        num_requests=1,
+        num_tokens=row + 1,
+        entry_bytes=entry_bytes,
+        element_bytes=element_bytes,
+    )
+
+
+@_reported("cp_gather_cache", "3-entry-2304-good")
+def entry_2304_good() -> Case:
+    """Report 3, entries of 576 fp32: row 932,067, the last good one, begins below 2^31."""
+    return _one_row(932_067, 2304, 4)
+
+
+@_reported("cp_gather_cache", "3-entry-2304-bad")
+def entry_2304_bad() -> Case:
+    """Report 3, entries of 576 fp32: row 932,068 is the first bad one, written below dst."""
+    return _one_row(932_068, 2304, 4)
+
+
+@_reported("cp_gather_cache", "3-entry-2304-silent")
+def entry_2304_silent() -> Case:
+    """Report 3, entries of 576 fp32: from row 1,864,136 on early rows are overwritten silently."""
+    return _one_row(1_864_136, 2304, 4)
+
+
+@_reported("cp_gather_cache", "3-entry-1152-good")
+def entry_1152_good() -> Case:
+    """Report 3, entries of 576 bf16: the row before the first bad one."""
+    return _one_row(1_864_135, 1152, 2)
+
+
+@_reported("cp_gather_cache", "3-entry-1152-bad")
+def entry_1152_bad() -> Case:
+    """Report 3, entries of 576 bf16: row 1,864,136 is the first bad one."""
+    return _one_row(1_864_136, 1152, 2)
+
+
+@_reported("cp_gather_cache", "3-entry-576-good")
+def entry_576_good() -> Case:
+    """Report 3, entries of 576 bytes: the row before the first bad one."""
+    return _one_row(3_728_270, 576, 1)
+
+
+@_reported("cp_gather_cache", "3-entry-576-bad")
+def entry_576_bad() -> Case:
+    """Report 3, entries of 576 bytes: row 3,728,271 is the first bad one."""
+    return _one_row(3_728_271, 576, 1)
+
+
+@_reported("cp_gather_cache", "3-row-after-last-good")
+def row_after_last_good() -> Case:
+    """Report 3: one request over the last good and the first bad row of 2304 bytes."""
+    return _gather(
+        starts=Values.literal(932_067, 932_069),
+        num_requests=1,
+        num_tokens=932_069,
+        num_pages=2,
+        table_width=2,
+        entry_bytes=2304,
+        element_bytes=4,
+    )
+
+
+# ---- 7: K and V share one buffer, offsets in int32 elements --------------------------------------
+
+
+def _shared_pool(page: int) -> Case:
+    # BS * 2 * heads * dim = 16 * 2 * 8 * 128 = 32,768 elements of 2 bytes from page to page; an
+    # entry is the K half of a token, the V halves of a page follow its K halves.
+    return _gather(
+        starts=Values.literal(0, 1),
+        num_requests=1,
+        num_tokens=1,
+        page_size_tokens=16,
+        num_pages=page + 1,
+        entry_bytes=8 * 128 * 2,
+        element_bytes=2,
+        page_stride_bytes=32_768 * 2,
+        table=Values.literal(page),
+    )
+
+
+@_reported("cp_gather_cache", "7-shared-pool-good")
+def shared_pool_good() -> Case:
+    """Report 7: page 65,535 of a pool of 32,768 elements a page is right."""
+    return _shared_pool(65_535)
+
+
+@_reported("cp_gather_cache", "7-shared-pool-bad")
+def shared_pool_bad() -> Case:
+    """Report 7: page 65,536 begins at element 2^31 and wraps."""
+    return _shared_pool(65_536)
+
+
+# ---- 11: unsigned 32-bit elements ----------------------------------------------------------------
+
+
+def _unsigned_pool(page: int) -> Case:
+    # 16 slots of 1,024 elements of 1 byte: a page stride of 16,384 elements.
+    return _gather(
+        starts=Values.literal(0, 1),
+        num_requests=1,
+        num_tokens=1,
+        page_size_tokens=16,
+        num_pages=page + 1,
+        entry_bytes=1024,
+        table=Values.literal(page),
+    )
+
+
+@_reported("cp_gather_cache", "11-unsigned-good")
+def unsigned_good() -> Case:
+    """Report 11: page 262,143 of 16,384 elements begins below 2^32."""
+    return _unsigned_pool(262_143)
+
+
+@_reported("cp_gather_cache", "11-unsigned-bad")
+def unsigned_bad() -> Case:
+    """Report 11: page 262,144 of 16,384 elements begins at 2^32 and wraps to page 0."""
+    return _unsigned_pool(262_144)
+
+
+# ---- 14: the table is a column slice -------------------------------------------------------------
+
+
+@_reported("cp_gather_cache", "14-column-slice")
+def column_slice() -> Case:
+    """Report 14: rows lie 4 columns apart, of which 2 belong to the table."""
+    return _gather(
+        starts=Values.literal(0, 2, 4, 6),
+        num_requests=3,
+        num_tokens=6,
+        num_pages=6,
+        table_width=2,
+        table_row_stride=4,
+    )
+
+
+# ---- 29: requests of no rows ---------------------------------------------------------------------
+
+
+def _lengths(*lengths: int) -> Case:
+    return _gather(
+        starts=Values("cumulative", {"first": 0, "steps": lengths}),
+        num_requests=len(lengths),
+        num_tokens=sum(lengths),
+        page_size_tokens=2,
+        num_pages=2 * len(lengths),
+        table_width=2,
+    )
+
+
+@_reported("cp_gather_cache", "29-empty-among-others")
+def empty_among_others() -> Case:
+    """Report 29: a request without rows between two that have some."""
+    return _lengths(3, 0, 2)
+
+
+@_reported("cp_gather_cache", "29-empty-first")
+def empty_first() -> Case:
+    """Report 29: the first request has no rows."""
+    return _lengths(0, 3)
+
+
+@_reported("cp_gather_cache", "29-empty-last")
+def empty_last() -> Case:
+    """Report 29: the last request has no rows."""
+    return _lengths(3, 0)
+
+
+@_reported("cp_gather_cache", "29-all-empty")
+def all_empty() -> Case:
+    """Report 29: no request has rows, although there is room for some."""
+    case = _lengths(0, 0, 0)
+    return case.with_sizes(num_tokens=4, dst_rows=4)
