@@ -59,6 +59,9 @@ HYPOTHESIS_SHARE = 0.6
 PROGRESS_EVERY_S = 0.25
 
 
+_TOO_SLOW = Verdict(Outcome.NOT_RUN, None, not_run="it took too long")
+
+
 class _Stop(KeyboardInterrupt):
     """Ends a run of Hypothesis wherever it is; it handles no other exception that way."""
 
@@ -311,16 +314,19 @@ class Search:
             limits.append(self._job.deadline + LAST_CASE_S - time.monotonic())
         if self._shrink_ends is not None:
             limits.append(CANDIDATE_S + 3 * self._best_s)
+        watchdog = Watchdog(self._checker, min(limits, default=None))
         try:
-            with Watchdog(self._checker, min(limits, default=None)) as watchdog:
+            with watchdog:
                 verdict = self._checker.check(case)
         except CaseError as error:
             if self._shrink_ends is None:  # else a step too far, in making the case smaller
                 self._complain(f"a case was drawn that is none: {error}: {case.dumps()}")
             return Verdict(Outcome.NOT_RUN, None, not_run="malformed")
-        if watchdog.barked:
-            return Verdict(Outcome.NOT_RUN, None, not_run="it took too long")
-        return verdict
+        except CannotCheckError:
+            if not watchdog.barked:
+                raise
+            return _TOO_SLOW
+        return _TOO_SLOW if watchdog.barked else verdict
 
     def _complain(self, sentence: str) -> None:
         """Of what is no reason to stop; once, as the first is usually the cause of the others."""
