@@ -18,6 +18,8 @@ def claim_text(plan: Plan, rows: RowMap, claim: int, page_id: int | None) -> str
     if page_id is None:
         column, width = int(rows.page_column[page]), plan.arguments["table_width"]
         target = f"logical page {column} of {width}"
+    elif not 0 <= page_id < plan.arguments["num_pages"]:
+        target = f"page id {page_id}, no page of {plan.arguments['num_pages']}"
     else:
         target = f"page {page_id} slot {rows.slot[claim]}"
     return (

@@ -387,6 +387,8 @@ class CpGatherCache(GatherOperation):
     def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
         a = plan.arguments
         if buffer == "src":
+            if not 0 <= offset_bytes < (size_bytes := self.payload_bytes(a)["src"]):
+                return "in front of page 0" if offset_bytes < 0 else f"past its {size_bytes} bytes"
             place = self._grid(plan).slot_at(offset_bytes)
             what = f"page {place.page_index} slot {place.slot_index}"
             if not 0 <= place.byte_index < a["entry_bytes"]:
