@@ -219,20 +219,25 @@ _REASONS = st.sampled_from(range(120))
 _PICKS = st.sampled_from(range(240))
 
 
+def lies_by_reason(surface: Surface) -> Mapping[str, Sequence[Lie]]:
+    """Every lie that can be told about the surface's case. A reason without any is one that this
+    case cannot have: nothing can overlap a destination of no bytes."""
+    return {**{reason: tell(surface) for reason, tell in _LIES.items()}, **surface.own}
+
+
 @st.composite
 def lies(draw: st.DrawFn, surface: Surface) -> Case:
     """The surface's case with one lie told, in 2 draws.
 
-    Every reason is as likely as any other. Shrinks towards the first reason (a wrong dtype) and the
-    first of its lies (that of the first buffer).
+    Every reason is as likely as any other; a reason that the case cannot have gives way to a wrong
+    has_terminal. Shrinks towards the first reason (a wrong dtype) and the first of its lies (that
+    of the first buffer).
     """
     reasons = [*_LIES, *surface.own]
     reason = reasons[draw(_REASONS) % len(reasons)]
     pick = draw(_PICKS)
-    own = surface.own.get(reason)
-    told: Sequence[Lie] = own if own is not None else _LIES[reason](surface)
-    if not told:  # e.g. nothing can overlap a destination of no bytes
-        reason = "has_terminal"
-        told = _terminals(surface)
+    told = surface.own[reason] if reason in surface.own else _LIES[reason](surface)
+    if not told:
+        reason, told = "has_terminal", _terminals(surface)
     event(f"refused: {reason}")
     return told[pick % len(told)].told(surface.case)
