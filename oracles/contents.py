@@ -171,7 +171,7 @@ def initial_blocks(
     """
     if buffer.role in (Role.INDEX, Role.COUNTERS):
         pattern = np.array([_INDEX_POISON[fill]], dtype=np.uint32).view(np.uint8)
-        out = pattern[(begins[:, None] + np.arange(size_bytes)) & 3]
+        out: Bytes = pattern[(begins[:, None] + np.arange(size_bytes)) & 3]
     else:
         out = np.ascontiguousarray(
             _stream_at(_poison_salt(buffer.role, seed, fill), begins, size_bytes)
