@@ -38,7 +38,10 @@ _SOURCE_POISON = (1, 2)
 _DESTINATION_POISON = 3
 
 #: Words generated at a time: few enough to stay in the cache.
-_BLOCK_WORDS = 2**15
+_BLOCK_WORDS = 2**14
+
+#: With more readable runs than this, generating all payload and masking it is faster.
+_FEW_RUNS = 64
 
 #: Offsets at which bytes of a buffer or of its surroundings can lie.
 _OFFSETS = range(-(2**22), 2**43)
@@ -137,8 +140,12 @@ def initial_bytes(
     """
     out = poison(buffer.role, seed, fill, begin, end)
     if buffer.role is Role.SOURCE and readable:
-        inside = readable.mask(begin, end)
-        np.copyto(out, payload(seed, begin, end), where=inside)
+        runs = readable.clipped(begin, end)
+        if len(runs) <= _FEW_RUNS:
+            for b, e in zip(runs.begin.tolist(), runs.end.tolist(), strict=True):
+                out[b - begin : e - begin] = payload(seed, b, e)
+        else:
+            np.copyto(out, payload(seed, begin, end), where=runs.mask(begin, end))
     offsets, values = buffer.image.offsets, buffer.image.values
     if offsets.size:
         width = values.shape[1]
@@ -147,6 +154,46 @@ def initial_bytes(
         at = (offsets[lo:hi, None] + np.arange(width)[None, :]).ravel() - begin
         inside = (at >= 0) & (at < end - begin)
         out[at[inside]] = values[lo:hi].ravel()[inside]
+    return out
+
+
+def initial_blocks(
+    buffer: PlannedBuffer,
+    readable: IntervalSet,
+    seed: int,
+    fill: int,
+    begins: npt.NDArray[np.int64],
+    size_bytes: int,
+) -> Bytes:
+    """uint8 [n, size_bytes]: `initial_bytes` of blocks of equal size, all of them at once.
+
+    `begins` int64 [n], ascending and at least `size_bytes` apart.
+    """
+    if buffer.role in (Role.INDEX, Role.COUNTERS):
+        pattern = np.array([_INDEX_POISON[fill]], dtype=np.uint32).view(np.uint8)
+        out: Bytes = pattern[(begins[:, None] + np.arange(size_bytes)) & 3]
+    else:
+        out = np.ascontiguousarray(
+            _stream_at(_poison_salt(buffer.role, seed, fill), begins, size_bytes)
+        )
+        if buffer.role is Role.DESTINATION and fill:
+            np.invert(out, out=out)
+    flat = out.reshape(-1)
+    if buffer.role is Role.SOURCE and readable:
+        blocks = IntervalSet.of_runs(begins, size_bytes)
+        inside = readable.intersection(blocks)
+        # Blocks that touch are neighbours in `out` too, so that a run across them is one there.
+        block = np.searchsorted(begins, inside.begin, side="right") - 1
+        first = block * size_bytes + inside.begin - begins[block]
+        mask = IntervalSet(first, first + inside.end - inside.begin).mask(0, flat.size)
+        np.copyto(out, payload_at(seed, begins, size_bytes), where=mask.reshape(out.shape))
+    offsets, values = buffer.image.offsets, buffer.image.values
+    if offsets.size and begins.size:
+        at = (offsets[:, None] + np.arange(values.shape[1])[None, :]).ravel()
+        block = np.searchsorted(begins, at, side="right") - 1
+        within = at - begins[block]
+        held = (block >= 0) & (within < size_bytes)
+        flat[(block * size_bytes + within)[held]] = values.ravel()[held]
     return out
 
 

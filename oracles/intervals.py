@@ -110,10 +110,12 @@ class IntervalSet:
     def mask(self, begin: int, end: int) -> npt.NDArray[np.bool_]:
         """bool [end - begin]: which offsets of [begin, end) are in the set."""
         inside = self.clipped(begin, end)
-        steps = np.zeros(end - begin + 1, dtype=np.int8)
-        steps[inside.begin - begin] += 1  # disjoint and not adjacent: every index occurs once
-        steps[inside.end - begin] -= 1
-        return np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
+        edges = np.empty(2 * len(inside) + 2, dtype=np.int64)
+        edges[0], edges[-1] = begin, end
+        edges[1:-1:2], edges[2:-1:2] = inside.begin, inside.end
+        is_member = np.zeros(edges.size - 1, dtype=np.bool_)
+        is_member[1::2] = True
+        return np.repeat(is_member, np.diff(edges))
 
     def offsets(self) -> Offsets:
         """Every offset, ascending; int64 [total_bytes]."""

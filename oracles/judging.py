@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.observation import Launch, Status
 from pagefuzz.oracles.registry import judgements
@@ -40,7 +41,7 @@ def judge(run: Run) -> Verdict:
             checked[name] = judged.checked
             for failure in judged.failures:
                 found.setdefault(failure.identity, failure)
-    failures = cause_first(tuple(_with_effects(found)))
+    failures = cause_first(tuple(_with_effects(expectation, found)))
     if expectation.case_class is CaseClass.HOSTILE and not run.contained:
         failures = tuple(replace(failure, severity=Severity.NOTE) for failure in failures)
     failed = any(failure.severity is Severity.FAILURE for failure in failures)
@@ -60,7 +61,7 @@ def _check_record(launch: Launch, flags: frozenset[str]) -> None:
         raise ValueError("a launch of a checked build came without its record")
 
 
-def _with_effects(found: dict[str, Failure]) -> list[Failure]:
+def _with_effects(expectation: Expectation, found: dict[str, Failure]) -> list[Failure]:
     """Gives recorded faults the effect that the other judgements saw."""
     seen = [
         failure.details["effect"]
@@ -68,7 +69,11 @@ def _with_effects(found: dict[str, Failure]) -> list[Failure]:
         if failure.judgement in ("output", "untouched") and "effect" in failure.details
     ]
     if not any(failure.judgement == "output" for failure in found.values()):
-        seen.insert(0, "every byte that must be written is right")
+        runs = expectation.expected.values()
+        must_write = any(expected.offsets.size for expected in runs)
+        seen.insert(
+            0, "every row that must be written is right" if must_write else "no row must be written"
+        )
     if not any(failure.judgement == "untouched" for failure in found.values()):
         seen.append("no forbidden byte changed")
     effect = "; ".join(seen)

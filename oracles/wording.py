@@ -26,11 +26,12 @@ def range_text(begin: int, end: int) -> str:
 
 
 def nearest_legal_text(allowed: IntervalSet, offset_bytes: int) -> str:
-    """The legal runs on both sides of a forbidden byte: "bytes 0..3", "bytes 0..3 or 8..11"."""
+    """The legal runs on both sides of a forbidden byte: "bytes 0..3 or 8..11 are legal"."""
     if not allowed:
-        return "none"
+        return "no byte of it is legal"
     below = allowed.begin.searchsorted(offset_bytes, side="right") - 1
     sides = [i for i in (below, below + 1) if 0 <= i < len(allowed)]
     runs = [(int(allowed.begin[i]), int(allowed.end[i])) for i in sides]
     first, *rest = [range_text(*run) for run in runs]
-    return " or ".join([first, *(text.split(" ", 1)[1] for text in rest)])
+    legal = " or ".join([first, *(text.split(" ", 1)[1] for text in rest)])
+    return f"{legal} {'is' if legal.startswith('byte ') else 'are'} legal"

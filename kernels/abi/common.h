@@ -142,3 +142,9 @@ int pf_set_order(int32_t order, uint64_t seed);
  * Used to find what a launch touched in buffers of gigabytes.  Host builds return PF_REFUSED. */
 int pf_scan(const void *data, int64_t size_bytes, int64_t chunk_bytes, int32_t value, uint8_t *flags,
             void *stream);
+
+/* ---- coverage builds ------------------------------------------------------------------------------- */
+
+/* Writes what gcov counted so far to the .gcda file beside the object, and goes on counting from zero.
+ * A worker calls it before it ends.  Without PF_BUILD_COVERAGE: PF_REFUSED. */
+int pf_coverage_dump(void);

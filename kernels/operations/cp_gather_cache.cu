@@ -1,9 +1,14 @@
 // (a) cp_gather_cache: raw copy of cache entries through a block table.
 
-#include <cstdint>
+#include <algorithm>
+
+#include "common/launch.h"
+#include "common/object.h"
+#include "common/refusals.h"
+#include "common/row_map.h"
+#include "common/vectors.h"
 
 extern "C" {
-#include "abi/common.h"
 // pagefuzz-abi: begin
 
 typedef struct pf_cp_gather_cache_args {
@@ -50,4 +55,370 @@ int pf_cp_gather_cache_token(const pf_cp_gather_cache_args *args, pf_message *me
 int pf_cp_gather_cache_page_as_merged(const pf_cp_gather_cache_args *args, pf_message *message);
 
 // pagefuzz-abi: end
+}
+
+namespace {
+
+using Args = pf_cp_gather_cache_args;
+using pf::index32;
+using pf::index64;
+
+// Ids of the buffers: positions of the pf_arrays in Args.
+enum Buffer : int { kSrc, kDst, kBlockTable, kStarts, kSeqStarts, kCounts };
+
+enum Counter : int { kPadding, kSkipped };
+
+// ---- launchers' side --------------------------------------------------------------------------------
+
+bool acceptable(const Args& a, pf_message* message) {
+  pf::say(message, "");
+  pf::Refusals refusals(message);
+
+  const bool scalars =
+      refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
+      refusals.require(a.element_bytes == 1 || a.element_bytes == 2 || a.element_bytes == 4 || a.element_bytes == 8,
+                       "element_bytes is {}, it must be 1, 2, 4 or 8", a.element_bytes) &&
+      refusals.require(a.entry_bytes > 0 && a.entry_bytes % a.element_bytes == 0,
+                       "entry_bytes is {}, it must be a positive multiple of element_bytes = {}", a.entry_bytes,
+                       a.element_bytes) &&
+      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
+      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
+      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
+      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+  if (!scalars) return false;
+
+  const bool has_seq_starts = !pf::absent(a.seq_starts);
+  const bool has_counts = !pf::absent(a.counts);
+  const bool types =
+      refusals.rank("src", a.src, 3) && refusals.element_size("src", a.src, a.element_bytes) &&
+      refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, a.src.dtype) &&
+      refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
+      refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
+      (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
+                           refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
+      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+  if (!types) return false;
+
+  // The stride of a dimension of size <= 1 is never looked at.
+  const bool many_rows = a.dst_rows > 1;
+  const bool many_requests = a.num_requests > 1;
+  const bool many_pages = a.num_pages > 1;
+  const bool many_slots = a.page_size_tokens > 1;
+  const bool strides =
+      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, a.element_bytes)) &&
+      (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, a.element_bytes)) &&
+      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, a.element_bytes) &&
+                      refusals.require(a.dst_row_stride_bytes >= a.entry_bytes,
+                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
+                                       a.dst_row_stride_bytes, a.entry_bytes)));
+  if (!strides) return false;
+
+  using pf::Extent;
+  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
+  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
+  const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
+  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
+  const bool no_requests = a.num_requests == 0;
+  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + a.entry_bytes) &&
+         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + a.entry_bytes) &&
+         refusals.extent("block_table", a.block_table,
+                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
+         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
+         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
+         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
+         refusals.base("src", a.src, a.element_bytes) && refusals.base("dst", a.dst, a.element_bytes) &&
+         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
+         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("counts", a.counts, 8) &&
+         refusals.disjoint("dst", a.dst, "src", a.src) &&
+         refusals.disjoint("dst", a.dst, "block_table", a.block_table) &&
+         refusals.disjoint("dst", a.dst, "starts", a.starts) &&
+         refusals.disjoint("dst", a.dst, "seq_starts", a.seq_starts) &&
+         refusals.disjoint("dst", a.dst, "counts", a.counts);
+}
+
+bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
+
+// What every schedule's kernel gets.
+struct Gather {
+  pf::ReadBytes<kSrc> src;
+  pf::WriteBytes<kDst> dst;
+  pf::ReadView<int32_t, kBlockTable> block_table;
+  pf::RowMap<kStarts, kSeqStarts> map;
+  pf::CounterView<kCounts> counts;
+  index64 num_pages;
+  index64 table_width;
+  index64 table_row_stride;
+  index64 page_stride_bytes;
+  index64 slot_stride_bytes;
+  index64 dst_row_stride_bytes;
+  index64 entry_bytes;
+  bool dense;  // neighbouring slots of a page are neighbouring rows of dst: one run of bytes
+};
+
+// Ignored strides get a value that keeps addresses aligned, and runs dense.
+int64_t slot_stride_bytes(const Args& a) { return a.page_size_tokens > 1 ? a.slot_stride_bytes : a.entry_bytes; }
+int64_t row_stride_bytes(const Args& a) { return a.dst_rows > 1 ? a.dst_row_stride_bytes : a.entry_bytes; }
+int64_t page_stride_bytes(const Args& a) { return a.num_pages > 1 ? a.page_stride_bytes : 0; }
+
+Gather gather_of(const Args& a) {
+  return {
+      .src = pf::ReadBytes<kSrc>(a.src),
+      .dst = pf::WriteBytes<kDst>(a.dst),
+      .block_table = pf::ReadView<int32_t, kBlockTable>(a.block_table),
+      .map = {.starts = pf::ReadView<int32_t, kStarts>(a.starts),
+              .seq_starts = pf::ReadView<int32_t, kSeqStarts>(a.seq_starts),
+              .num_requests = a.num_requests,
+              .num_tokens = a.num_tokens,
+              .page_size_tokens = a.page_size_tokens,
+              .has_terminal = a.has_terminal == 1},
+      .counts = pf::CounterView<kCounts>(a.counts),
+      .num_pages = a.num_pages,
+      .table_width = a.table_width,
+      .table_row_stride = a.num_requests > 1 ? a.table_row_stride : 0,
+      .page_stride_bytes = page_stride_bytes(a),
+      .slot_stride_bytes = slot_stride_bytes(a),
+      .dst_row_stride_bytes = row_stride_bytes(a),
+      .entry_bytes = a.entry_bytes,
+      .dense = slot_stride_bytes(a) == a.entry_bytes && row_stride_bytes(a) == a.entry_bytes,
+  };
+}
+
+int vector_bytes(const Args& a) {
+  const int64_t addends = page_stride_bytes(a) | slot_stride_bytes(a) | row_stride_bytes(a) | a.entry_bytes;
+  return pf::widest_vector_bytes(static_cast<uint64_t>(addends) | reinterpret_cast<uintptr_t>(a.src.data) |
+                                 reinterpret_cast<uintptr_t>(a.dst.data));
+}
+
+// No request touches more pages than its share of this, see pf::RowMap.
+int64_t task_limit(const Args& a) { return a.num_tokens / a.page_size_tokens + 2 * a.num_requests; }
+
+// A CTA as large as the copy of a page can use, one row of threads (x) for one row of the copy.
+pf::LaunchShape page_shape(const Args& a) {
+  const int64_t vectors_per_row = a.entry_bytes / vector_bytes(a);
+  const int64_t rows = std::min(a.page_size_tokens, a.num_tokens);
+  const int64_t threads = pf::power_of_two_at_least(vectors_per_row * rows, 32, 256);
+  const int64_t threads_per_row = pf::power_of_two_at_least(vectors_per_row, 1, threads);
+  const int64_t ctas = std::min(task_limit(a), pf::resident_ctas(threads));
+  return {.grid = dim3(static_cast<unsigned>(ctas)),
+          .block = dim3(static_cast<unsigned>(threads_per_row), static_cast<unsigned>(threads / threads_per_row))};
+}
+
+// ---- device side, shared by the schedules -----------------------------------------------------------
+
+__device__ __forceinline__ bool first_thread() { return threadIdx.x == 0 && threadIdx.y == 0; }
+
+__device__ __forceinline__ void count(const Gather& g, Counter which, index64 amount) {
+  if (g.counts.present()) g.counts.add(which, amount);
+}
+
+// The physical page behind (request, page < table_width); -1, counted by one thread, if there is none.
+__device__ __forceinline__ index64 physical_page(const Gather& g, index64 request, index64 page) {
+  const int32_t id = g.block_table.load(request * g.table_row_stride + page);
+  if (id >= 0 && id < g.num_pages) return id;
+  if (first_thread()) count(g, id == -1 ? kPadding : kSkipped, 1);
+  return -1;
+}
+
+// Copies `bytes` bytes by the threads of a row of `lanes`, of which this is `lane`.
+template <class Vector>
+__device__ __forceinline__ void copy_run(const Gather& g, index64 to, index64 from, index64 bytes, index64 lane,
+                                         index64 lanes) {
+  constexpr int64_t kVectorBytes = sizeof(Vector);
+  const index64 step = lanes * kVectorBytes;
+  for (index64 at = lane * kVectorBytes; at < bytes; at += step) {
+    g.dst.store<Vector>(to + at, g.src.load<Vector>(from + at));
+  }
+}
+
+template <class Vector>
+__device__ __forceinline__ void copy_rows(const Gather& g, index64 to, index64 from, index64 token_count) {
+  for (index64 token = threadIdx.y; token < token_count; token += blockDim.y) {
+    copy_run<Vector>(g, to + token * g.dst_row_stride_bytes, from + token * g.slot_stride_bytes, g.entry_bytes,
+                     threadIdx.x, blockDim.x);
+  }
+}
+
+template <class Vector>
+__device__ __forceinline__ void copy_dense(const Gather& g, index64 to, index64 from, index64 token_count) {
+  copy_run<Vector>(g, to, from, token_count * g.entry_bytes, threadIdx.y * blockDim.x + threadIdx.x,
+                   blockDim.x * blockDim.y);
+}
+
+// ---- schedule: page ---------------------------------------------------------------------------------
+
+// A task is one logical page of one request. Every thread finds the owner by itself: the loads are the
+// same in all of them, and there is nothing to wait for.
+template <class Vector>
+__global__ void __launch_bounds__(256) gather_pages(Gather g) {
+  const index64 stride = gridDim.x;
+  const index64 first = g.map.first_task(0);
+  const index64 last = g.map.first_task(g.map.num_requests);
+  index64 task = first + blockIdx.x;
+  while (task < last) {
+    const pf::TaskOwner owner = g.map.owner(task, first, last);
+    const pf::RequestSpan span = g.map.span(owner.request);
+    const index64 nth = task - owner.task_begin;
+    const index64 page = span.page_begin + nth;
+    const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.table_width));
+    if (span.empty() || !span.placed || page >= readable_end) {
+      // Nothing to copy from here to the request's last task. The first such task counts for all.
+      if (first_thread() && !span.empty()) {
+        if (!span.placed) {
+          if (nth == 0) count(g, kSkipped, 1);
+        } else if (page == readable_end && page < span.page_end) {
+          count(g, kSkipped, span.page_end - page);
+        }
+      }
+      task += (owner.task_end - task + stride - 1) / stride * stride;
+      continue;
+    }
+    const index64 physical = physical_page(g, owner.request, page);
+    if (physical >= 0) {
+      const pf::PageSlice slice = g.map.slice(span, page);
+      const index64 from = physical * g.page_stride_bytes + slice.slot_begin * g.slot_stride_bytes;
+      const index64 to = slice.row_begin * g.dst_row_stride_bytes;
+      if (g.dense) {
+        copy_dense<Vector>(g, to, from, slice.token_count);
+      } else {
+        copy_rows<Vector>(g, to, from, slice.token_count);
+      }
+    }
+    task += stride;
+  }
+}
+
+// ---- schedule: token --------------------------------------------------------------------------------
+
+// A CTA has one request and one share of its pages, and walks their tokens one after another, a thread
+// an element.
+template <class Element>
+__global__ void __launch_bounds__(1024) gather_tokens(Gather g) {
+  if (!first_thread() && index64(threadIdx.x) * static_cast<int64_t>(sizeof(Element)) >= g.entry_bytes) return;
+  const index64 request = blockIdx.x;
+  const index64 split = blockIdx.y;
+  const index64 splits = gridDim.y;
+  const bool counts_request = first_thread() && split == 0;
+  const pf::RequestSpan span = g.map.span(request);
+  if (span.empty()) return;
+  if (!span.placed) {
+    if (counts_request) count(g, kSkipped, 1);
+    return;
+  }
+  const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.table_width));
+  if (counts_request && readable_end < span.page_end) count(g, kSkipped, span.page_end - readable_end);
+
+  const index64 share = (readable_end - span.page_begin + splits - 1) / splits;
+  const index64 share_begin = span.page_begin + split * share;
+  const index64 share_end = pf::least(share_begin + share, readable_end);
+  for (index64 page = share_begin; page < share_end; ++page) {
+    const index64 physical = physical_page(g, request, page);
+    if (physical < 0) continue;
+    const pf::PageSlice slice = g.map.slice(span, page);
+    for (index64 token = 0; token < slice.token_count; ++token) {
+      const index64 slot = slice.slot_begin + token;
+      copy_run<Element>(g, (slice.row_begin + token) * g.dst_row_stride_bytes,
+                        physical * g.page_stride_bytes + slot * g.slot_stride_bytes, g.entry_bytes, threadIdx.x,
+                        blockDim.x);
+    }
+  }
+}
+
+// ---- schedule: page-as-merged -----------------------------------------------------------------------
+
+// Faults kept on purpose: nothing compares the logical page with the table's width or the page id with the
+// number of pages, negative starts are not clamped, nothing is counted, and a dense copy multiplies its
+// row by the entry size in 32 bits. One is left out, as it would hide the first: as published, a request
+// without rows that begins inside a page still looked that page up, to copy nothing.
+struct MergedTask {
+  index32 row_begin;
+  index32 slot_begin;
+  index32 token_count;
+  index32 physical_page;
+  bool exists;
+};
+
+__device__ __forceinline__ MergedTask merged_task(const Gather& g, index32 number) {
+  const index32 page_size = pf::narrow<index32>(g.map.page_size_tokens);
+  const index32 num_tokens = pf::narrow<index32>(g.map.num_tokens);
+  const index32 num_requests = pf::narrow<index32>(g.map.num_requests);
+  MergedTask task;
+  task.exists = false;
+  index32 ahead = number;  // pages to pass over
+  for (index32 request = 0; request < num_requests; ++request) {
+    const index32 row_begin = pf::least(index32(g.map.starts.load(request)), num_tokens);
+    const bool ends_at_start = g.map.has_terminal || request + 1 < num_requests;
+    const index32 row_end =
+        ends_at_start ? pf::least(index32(g.map.starts.load(request + 1)), num_tokens) : num_tokens;
+    const index32 row_count = pf::greatest(row_end - row_begin, 0);
+    const index32 position = g.map.seq_starts.present() ? index32(g.map.seq_starts.load(request)) : index32(0);
+    const index32 first_page = position / page_size;
+    if (row_count == 0) continue;
+    const index32 page_count = (position + row_count + page_size - 1) / page_size - first_page;
+    if (ahead < page_count) {
+      const index32 page = first_page + ahead;
+      const index32 page_position = page * page_size;
+      const index32 begin = pf::greatest(position, page_position);
+      const index32 end = pf::least(position + row_count, page_position + page_size);
+      task.row_begin = row_begin + (begin - position);
+      task.slot_begin = begin - page_position;
+      task.token_count = end - begin;
+      task.physical_page = g.block_table.load(request * g.table_row_stride + page);
+      task.exists = true;
+      return task;
+    }
+    ahead = ahead - page_count;
+  }
+  return task;
+}
+
+template <class Vector>
+__global__ void __launch_bounds__(256) gather_pages_as_merged(Gather g, index64 task_count) {
+  __shared__ MergedTask task;
+  for (index64 number = blockIdx.x; number < task_count; number += gridDim.x) {
+    if (first_thread()) task = merged_task(g, pf::narrow<index32>(number));
+    __syncthreads();
+    if (!task.exists) return;
+    const index64 from = task.physical_page * g.page_stride_bytes + task.slot_begin * g.slot_stride_bytes;
+    if (g.dense) {
+      const index32 to = task.row_begin * pf::narrow<index32>(g.entry_bytes);
+      copy_dense<Vector>(g, to, from, task.token_count);
+    } else {
+      copy_rows<Vector>(g, task.row_begin * g.dst_row_stride_bytes, from, task.token_count);
+    }
+    __syncthreads();  // before the first thread replaces the task
+  }
+}
+
+}  // namespace
+
+PF_EXPORT int pf_cp_gather_cache_page(const pf_cp_gather_cache_args* args, pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
+    return gather_pages<typename decltype(vector)::type>;
+  });
+  return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args));
+}
+
+PF_EXPORT int pf_cp_gather_cache_token(const pf_cp_gather_cache_args* args, pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const auto kernel = pf::by_vector_bytes(static_cast<int>(args->element_bytes), [](auto element) {
+    return gather_tokens<typename decltype(element)::type>;
+  });
+  const unsigned splits = args->num_requests <= 64 ? 16 : args->num_requests <= 128 ? 4 : 2;
+  const pf::LaunchShape shape = {.grid = dim3(static_cast<unsigned>(args->num_requests), splits), .block = dim3(1024)};
+  return pf::launch(kernel, shape, args->stream, message, gather_of(*args));
+}
+
+PF_EXPORT int pf_cp_gather_cache_page_as_merged(const pf_cp_gather_cache_args* args, pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
+    return gather_pages_as_merged<typename decltype(vector)::type>;
+  });
+  const int64_t task_count = std::min<int64_t>(task_limit(*args), INT32_MAX);
+  return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args), task_count);
 }

@@ -51,8 +51,7 @@ class BoundsJudgement(Judgement):
         parts = [f"{what} at {at}", run.operation.locate(run.plan, fault.buffer, wrong)]
         if wrong != begin:
             parts.append(f"the first forbidden one is byte {wrong}")
-        verb = "read" if fault.kind == "read" else "write"
-        parts.append(f"legal to {verb} nearby: {nearest_legal_text(allowed, wrong)}")
+        parts.append(nearest_legal_text(allowed, wrong))
         details = {"access": "; ".join(parts), "where": str(fault.site)}
         if means := run.operation.mapping(run.plan, fault.buffer, wrong):
             details["means"] = means

@@ -12,8 +12,8 @@ from pagefuzz.oracles.observation import Chunk, Launch
 from pagefuzz.oracles.verdict import Failure
 from pagefuzz.oracles.wording import byte_text, count_text, range_text
 
-#: With more gaps than this between writable runs, one mask is faster than a comparison a gap.
-_FEW_GAPS = 64
+#: With more writable runs than this, one mask is faster than a comparison a gap between them.
+_FEW_RUNS = 64
 
 
 class UntouchedJudgement(Judgement):
@@ -112,13 +112,14 @@ def _regions(buffer: PlannedBuffer, at: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _forbidden_changes(chunk: Chunk, writable: IntervalSet) -> npt.NDArray[np.int64]:
     """Offsets, from the buffer's base, of changed bytes that are not writable."""
     begin, end = chunk.offset_bytes, chunk.offset_bytes + chunk.before.size
-    gap_begin = np.clip(np.concatenate(([begin], writable.end)), begin, end)
-    gap_end = np.clip(np.concatenate((writable.begin, [end])), begin, end)
-    real = gap_begin < gap_end
-    gap_begin, gap_end = gap_begin[real] - begin, gap_end[real] - begin
-    if gap_begin.size <= _FEW_GAPS:
-        gaps = list(zip(gap_begin.tolist(), gap_end.tolist(), strict=True))
-        if all(np.array_equal(chunk.before[b:e], chunk.after[b:e]) for b, e in gaps):
+    if len(writable) <= _FEW_RUNS:
+        at = begin
+        for b, e in [*zip(writable.begin.tolist(), writable.end.tolist(), strict=True), (end, end)]:
+            gap = slice(max(at, begin) - begin, max(min(b, end) - begin, 0))
+            if not (chunk.before[gap] == chunk.after[gap]).all():
+                break
+            at = e
+        else:
             return np.empty(0, dtype=np.int64)
     changed = chunk.before != chunk.after
     changed &= ~writable.mask(begin, end)

@@ -49,9 +49,10 @@ def test_destination_fills_are_complements(seed: int, begin: int) -> None:
     assert np.array_equal(at[0], second[3:12])
 
 
-def test_source_holds_payload_where_readable_only() -> None:
+@pytest.mark.parametrize("runs", [1, 2, 100])
+def test_source_holds_payload_where_readable_only(runs: int) -> None:
     """Readable bytes are the same in both fills and equal the payload; others differ."""
-    readable = IntervalSet([8, 100], [40, 120])
+    readable = IntervalSet.of_runs(np.arange(runs) * 40 - 8, 17)
     first, second = (
         contents.initial_bytes(buffer(Role.SOURCE), readable, 3, fill, 0, 4096)
         for fill in contents.FILLS

@@ -318,11 +318,11 @@ def test_access_faults(base_case: Case, bench: MakeBench) -> None:
     inside = verdict.failures[0]
     assert inside.details["access"] == (
         "writes 4 bytes at dst byte 12 (bytes 12..15 of 316); row 0, byte 12 of an entry of 12; "
-        "legal to write nearby: bytes 16..27"
+        "bytes 16..27 are legal"
     )
     assert inside.details["where"] == "cp_gather_cache.cu:88  block (0,0,0) thread (0,0,0)"
     assert inside.details["effect"] == (
-        "every byte that must be written is right; no forbidden byte changed"
+        "every row that must be written is right; no forbidden byte changed"
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.gather import GatherOperation
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
 
@@ -35,7 +39,9 @@ def small_cases(draw: st.DrawFn) -> Case:
                     Values,
                     st.sampled_from(["identity", "reversed", "shared"]),
                     edits=st.dictionaries(
-                        st.integers(0, requests * width - 1), st.integers(-2, 7), max_size=3
+                        st.integers(0, requests * width - 1),
+                        st.sampled_from([-1, -2, 7, 0]),
+                        max_size=4,
                     )
                     if requests * width
                     else st.just({}),
@@ -104,3 +110,42 @@ def test_torch_equals_loop(case: Case) -> None:
         at: value.tobytes() for at, value in zip(runs.offsets.tolist(), runs.values, strict=True)
     }
     assert OPERATION.expected_by_torch(plan) == {"dst": by_loop}
+
+
+def _page_ids(case: Case) -> list[int]:
+    assert isinstance(OPERATION, GatherOperation)
+    plan = OPERATION.plan(case)
+    pages = OPERATION.pages(plan, OPERATION.row_map(plan))
+    page_ids: list[int] = pages.page_id[pages.in_table].tolist()
+    return page_ids
+
+
+def _contested_rows(case: Case) -> list[int]:
+    contested = OPERATION.expect(OPERATION.plan(case)).expected["dst"].contested
+    return [] if contested is None else contested.offsets.tolist()
+
+
+def _hostile(case: Case, words: str) -> bool:
+    return any(words in text for text in OPERATION.expect(OPERATION.plan(case)).hostile)
+
+
+CORNERS: dict[str, Callable[[Case], bool]] = {
+    "padding page": lambda case: -1 in _page_ids(case),
+    "negative page": lambda case: -2 in _page_ids(case),
+    "page past the pool": lambda case: 7 in _page_ids(case),
+    "column past the row": lambda case: _hostile(case, "reaches logical page"),
+    "negative seq_start": lambda case: _hostile(case, "has rows and seq_starts"),
+    "negative start": lambda case: _hostile(case, "is negative"),
+    "two claimants": lambda case: len(set(_contested_rows(case))) < len(_contested_rows(case)),
+    "in contract with rows": lambda case: (
+        OPERATION.expect(OPERATION.plan(case)).case_class is CaseClass.IN_CONTRACT
+        and len(_page_ids(case)) > 2
+    ),
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_small_cases_reach_the_corner(corner: str) -> None:
+    """The equalities above are worth as much as the cases that they are tried on."""
+    quickly = settings(max_examples=500, database=None, phases=[Phase.generate])
+    find(small_cases(), CORNERS[corner], settings=quickly)

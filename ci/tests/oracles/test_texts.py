@@ -65,8 +65,8 @@ def test_table_over_read(bench: MakeBench) -> None:
         "case  R=1  N=1  BS=1  NB=1  W=1  starts=[0, 1]  seq_starts=[1]  table identity  "
         "entry 1 B, dense, seed 0\n"
         "access  reads 4 bytes at block_table[1] (bytes 4..7 of 4); row 0, column 1; the row ends "
-        "at column 0; legal to read nearby: none\n"
-        "effect  every byte that must be written is right; no forbidden byte changed\n"
+        "at column 0; no byte of it is legal\n"
+        "effect  no row must be written; no forbidden byte changed\n"
         "means  request 0, row 0 -> token 1 -> logical page 1 of 1\n"
         "where  cp_gather_cache.cu:88  block (0,0,0) thread (0,0,0)"
     )
@@ -117,6 +117,8 @@ class SparseBench:
     [
         ("src", 0, "page 0 slot 0, byte 0"),
         ("src", 72 * 4 + 16 * 2 + 5, "page 4 slot 2, byte 5"),
+        ("src", -1, "in front of page 0"),
+        ("src", 72 * 5 + 16 * 3 + 12, "past its 420 bytes"),
         ("src", 72 * 4 + 16 * 2 + 13, "page 4 slot 2, byte 13 of an entry of 12"),
         ("dst", 16 * 3 + 2, "row 3, byte 2"),
         ("dst", 16 * 3 + 12, "row 3, byte 12 of an entry of 12"),
@@ -125,6 +127,7 @@ class SparseBench:
         ("block_table", 4 * 4, "row 0, column 4; the row ends at column 3"),
         ("block_table", -4, "in front of the table"),
         ("block_table", 4 * 6, "row 1, column 1, which no row of dst maps"),
+        ("block_table", 4 * 1, "row 0, column 1"),
         ("starts", 16, "element 4 of 4"),
         ("counts", 8, "element 1 of 2"),
     ],
@@ -147,6 +150,6 @@ def test_describe_names_what_is_unusual(base_case: Case) -> None:
     )
     assert OPERATION.describe(plan) == (
         "R=3  N=19  BS=4  NB=6  W=4 bt=5  starts=[1, 7, 7]  seq_starts=[2, 0, 3]  no terminal  "
-        "table permuted (seed 1)  entry 12 B of 4 B elements, ce=16 cb=72 d0=16, seed 0  "
+        "table permuted (seed 1)  entry 12 B of 4 B elements, cb=72 ce=16 d0=16, seed 0  "
         "src +8 B  num_tokens:=19"
     )

@@ -1,0 +1,86 @@
+"""Stands in for `pagefuzz.harness.campaign.parts`: a subject made of a few comparisons.
+
+What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
+
+    faults      identity -> size that is wrong from which value on, e.g. {"bounds:a": ["a", 100]}
+    flaky       identities that fail every second time only
+    sleep_s     how long a case takes
+    kill_after  the runner kills itself (SIGKILL) after so many cases
+    not_run     no case is run
+    blind       judgements that examine nothing
+    missing     the subject cannot be built
+    broken      the checker raises
+    reported    sizes of a reported case
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import contextmanager
+
+from hypothesis import strategies as st
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
+
+SIZES = ("a", "b", "c")
+JUDGEMENTS = ("death", "output", "bounds")
+
+
+class FakeChecker:
+    def __init__(self, subject):
+        self._subject = subject
+        self._count = 0
+
+    def check(self, case):
+        self._count += 1
+        time.sleep(self._subject.get("sleep_s", 0))
+        if self._count == self._subject.get("kill_after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._subject.get("broken"):
+            raise RuntimeError("the fake is broken")
+        if self._subject.get("not_run"):
+            return Verdict(Outcome.NOT_RUN, None, not_run="it does not fit into memory")
+        failures = []
+        for identity, (size, limit) in self._subject.get("faults", {}).items():
+            if identity in self._subject.get("flaky", ()) and self._count % 2:
+                continue
+            if case.sizes[size] >= limit:
+                judgement, key = identity.split(":")
+                failures.append(Failure(judgement, f"{size} is wrong", (key,)))
+        return Verdict(
+            Outcome.FAILED if failures else Outcome.CLEAN,
+            CaseClass.HOSTILE if case.sizes["c"] else CaseClass.IN_CONTRACT,
+            failures=tuple(failures),
+            checked={name: 1 for name in JUDGEMENTS if name not in self._subject.get("blind", ())},
+            launches=2,
+            counters={"distance to 1000": abs(case.sizes["a"] - 1000)},
+        )
+
+
+def _subject():
+    return json.loads(os.environ.get("FAKE_SUBJECT", "{}"))
+
+
+@contextmanager
+def open_checker(job):
+    subject = _subject()
+    if subject.get("missing"):
+        raise CannotCheckError("no C++ compiler was found; install g++")
+    yield FakeChecker(subject)
+
+
+def strategy(job):
+    sizes = st.fixed_dictionaries(
+        {"a": st.integers(0, 2000), "b": st.integers(0, 2000), "c": st.integers(0, 1)}
+    )
+    return st.builds(Case, st.just(job.shard.unit.operation), sizes)
+
+
+def reported(job):
+    sizes = _subject().get("reported")
+    return [Case(job.shard.unit.operation, sizes)] if sizes else []

@@ -1,0 +1,254 @@
+"""Campaigns in real runner processes, on a fake subject."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from pagefuzz.harness.campaign.engine import Campaign
+from pagefuzz.harness.campaign.journal import read_journal
+from pagefuzz.harness.findings import load_finding
+
+TWO_FAULTS = {"faults": {"bounds:a": ["a", 100], "output:b": ["b", 77]}}
+
+
+def test_clean_subject(run_campaign):
+    """A subject without faults: exit 0, and exactly the cases that were asked for."""
+    ran = run_campaign({}, cases=250)
+    assert ran.result.exit_code == 0
+    assert ran.result.totals.cases == 250
+    assert ran.result.totals.launches == 500
+    assert ran.result.totals.checked == {"death": 250, "output": 250, "bounds": 250}
+    assert ran.result.totals.cases_a_second > 0
+    assert not (ran.folder / "findings").exists()
+
+
+def test_keep_going_lists_each_distinct_finding(run_campaign):
+    """--keep-going finds both faults, each minimised to its own limit, and goes on to the end."""
+    ran = run_campaign(TWO_FAULTS, keep_going=True)
+    sizes = {finding.identity: finding.case.sizes for finding in ran.result.findings}
+    assert sizes == {
+        "bounds:a": {"a": 100, "b": 0, "c": 0},
+        "output:b": {"a": 0, "b": 77, "c": 0},
+    }
+    assert ran.result.exit_code == 1
+    assert ran.result.totals.cases == 200
+
+
+def test_without_keep_going_one_finding_ends_the_unit(run_campaign):
+    """The first finding ends the unit before its cases are used up."""
+    ran = run_campaign(TWO_FAULTS)
+    assert len(ran.result.findings) == 1
+    assert ran.result.totals.cases < 200
+    assert ran.result.exit_code == 1
+
+
+def test_a_finding_is_repeated_and_stored(run_campaign):
+    """A finding that always fails is stored with 10 of 10 repeats, beside its test."""
+    ran = run_campaign({"faults": {"bounds:a": ["a", 100]}})
+    (path,) = (ran.folder / "findings").glob("*.json")
+    finding = load_finding(path)
+    assert (finding.repeats, finding.runs, finding.minimised) == (10, 10, True)
+    assert path.name.startswith("bounds-a-")
+    assert path.with_name(f"test_{path.stem.replace('-', '_')}.py").is_file()
+
+
+def test_a_finding_that_does_not_always_repeat_is_one(run_campaign):
+    """Failing every second time is a finding that says so, and nothing is called flaky."""
+    ran = run_campaign({"faults": {"bounds:a": ["a", 0]}, "flaky": ["bounds:a"]})
+    (finding,) = ran.result.findings
+    assert 0 < finding.repeats < 10
+    assert ran.listener.problems == []
+
+
+def test_a_reported_case_is_minimised_without_hypothesis(run_campaign):
+    """A reported case runs first; what it finds is minimised as data."""
+    subject = {"faults": {"bounds:a": ["a", 100]}, "reported": {"a": 1999, "b": 1000, "c": 1}}
+    ran = run_campaign(subject)
+    (finding,) = ran.result.findings
+    assert finding.case.sizes["a"] == 100
+    assert finding.case.sizes["b"] == 0
+    assert ran.result.totals.cases == 1
+
+
+def test_a_finding_in_contract_is_preferred(run_campaign):
+    """A fault first seen by a hostile case is reported by one in contract if there is one."""
+    subject = {"faults": {"bounds:a": ["a", 100]}, "reported": {"a": 100, "b": 0, "c": 1}}
+    ran = run_campaign(subject, keep_going=True)
+    (finding,) = ran.result.findings
+    assert str(finding.verdict.case_class) == "in contract"
+
+
+def test_findings_do_not_depend_on_jobs(run_campaign):
+    """With the same seed, 1 and 3 runners draw the same cases and find the same."""
+    outcomes = []
+    for jobs in (1, 3):
+        ran = run_campaign(TWO_FAULTS, cases=2500, jobs=jobs, keep_going=True)
+        found = {f.identity: f.case.dumps() for f in ran.result.findings}
+        outcomes.append((ran.result.totals.cases, ran.result.totals.classes, found))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == 2500
+
+
+def test_seeds_differ(run_campaign):
+    """Another seed draws other cases."""
+    classes = [run_campaign({}, seed=seed).result.totals.classes for seed in (1, 2)]
+    assert classes[0] != classes[1]
+
+
+def test_ci_does_not_derandomise(run_campaign, monkeypatch):
+    """With CI set, Hypothesis' own derandomised profile changes nothing: seeds still differ."""
+    before = run_campaign({}, seed=1).result.totals.classes
+    monkeypatch.setenv("CI", "true")
+    assert run_campaign({}, seed=1).result.totals.classes == before
+    assert run_campaign({}, seed=2).result.totals.classes != before
+
+
+def test_time_bounds_the_run(run_campaign):
+    """A run that is bound by time ends then, even while it minimises, and reports the best case."""
+    began = time.monotonic()
+    subject = {"faults": {"bounds:a": ["a", 1]}, "sleep_s": 0.4}
+    ran = run_campaign(subject, time_s=3.0, shrink_s=60.0)
+    assert time.monotonic() - began < 8.0
+    (finding,) = ran.result.findings
+    assert not finding.minimised
+    assert "time was up" in finding.text()
+
+
+def test_shrinking_has_a_budget(run_campaign):
+    """One finding is not minimised for ever: then the search goes on."""
+    subject = {"faults": {"bounds:a": ["a", 1]}, "sleep_s": 0.06}
+    ran = run_campaign(subject, cases=20, shrink_s=0.1, keep_going=True)
+    (finding,) = ran.result.findings
+    assert not finding.minimised
+    assert ran.result.totals.cases == 20
+
+
+def test_every_unit_gets_its_time(run_campaign):
+    """Time is shared by all units, more of them than runners."""
+    ran = run_campaign({}, subjects=("bundled:x", "bundled:y", "bundled:z"), time_s=4.5, jobs=1)
+    cases = [unit.totals.cases for unit in ran.result.units.values()]
+    assert min(cases) > 0
+    assert ran.result.exit_code == 0
+
+
+def test_interrupted_without_findings(run_campaign):
+    """Ctrl-C: the run ends soon, and is no pass."""
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    ran = run_campaign({}, time_s=60.0)
+    assert time.monotonic() - began < 10
+    assert ran.result.interrupted
+    assert ran.result.totals.cases > 0
+    assert ran.result.exit_code == 2
+
+
+def test_interrupted_with_findings(run_campaign):
+    """Ctrl-C after a finding: it is reported, exit 1."""
+
+    def interrupt(campaign: Campaign) -> None:
+        if campaign.result.findings and not campaign.result.interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    ran = run_campaign(TWO_FAULTS, time_s=60.0, keep_going=True, on_tick=interrupt)
+    assert ran.result.interrupted
+    assert ran.result.exit_code == 1
+
+
+def test_a_runner_that_dies_is_no_pass(run_campaign):
+    """A runner killed half-way: exit 2, with the signal's name."""
+    ran = run_campaign({"kill_after": 50})
+    assert ran.result.exit_code == 2
+    assert (
+        "fake/bundled:fake: its runner died before it was done (SIGKILL)" in ran.listener.problems
+    )
+
+
+def test_what_a_dead_runner_found_is_kept(run_campaign):
+    """A runner killed while it minimises: the best case so far is a finding, and in the journal."""
+    ran = run_campaign({"faults": {"bounds:a": ["a", 100]}, "kill_after": 20})
+    (finding,) = ran.result.findings
+    assert finding.identity == "bounds:a"
+    assert (finding.runs, finding.minimised) == (0, False)
+    assert ran.result.exit_code == 1
+    journaled = read_journal(ran.folder / "journal.jsonl")
+    assert {entry["identity"] for entry in journaled} == {"bounds:a"}
+    assert finding.case.to_json() in [entry["case"] for entry in journaled]
+
+
+def test_a_judgement_that_examined_nothing_is_no_pass(run_campaign):
+    """A clean run in which a judgement looked at nothing: exit 2, naming it."""
+    ran = run_campaign({"blind": ["output"]})
+    assert ran.result.exit_code == 2
+    assert ran.listener.problems == ["fake/bundled:fake: output examined nothing in 200 cases"]
+
+
+def test_bounds_need_a_checked_build(run_campaign):
+    """A release build keeps no record: that bounds examined nothing is no problem there."""
+    assert run_campaign({"blind": ["bounds"]}, build="release").result.exit_code == 0
+    assert run_campaign({"blind": ["bounds"]}, build="checked").result.exit_code == 2
+
+
+def test_cases_that_were_not_run_are_no_pass(run_campaign):
+    """Nothing but cases that do not fit: exit 2 with the reason, no case counted."""
+    ran = run_campaign({"not_run": True})
+    assert ran.result.exit_code == 2
+    assert ran.result.totals.cases == 0
+    assert ran.result.totals.not_run == 200
+    assert ran.listener.problems == ["fake/bundled:fake: no case ran (it does not fit into memory)"]
+
+
+def test_a_subject_that_cannot_be_built(run_campaign):
+    """What stops one runner stops the unit, and is said once: exit 2."""
+    ran = run_campaign({"missing": True}, cases=5000, jobs=2)
+    assert ran.result.exit_code == 2
+    assert ran.listener.problems == ["no C++ compiler was found; install g++"]
+
+
+def test_an_internal_error_is_no_pass(run_campaign):
+    """An error in a checker is exit 2 with one sentence, its traceback apart."""
+    ran = run_campaign({"broken": True})
+    assert ran.result.exit_code == 2
+    (problem,) = ran.listener.problems
+    assert "RuntimeError: the fake is broken" in problem
+    assert "Traceback" in ran.listener.details[0]
+
+
+def test_findings_survive_a_folder_that_cannot_be_written(run_campaign, tmp_path):
+    """Where nothing can be stored the finding is still reported, and what went wrong."""
+    (tmp_path / "findings").write_text("a file is in the way")
+    ran = run_campaign(
+        {"faults": {"bounds:a": ["a", 100]}}, journal=str(tmp_path / "findings" / "journal.jsonl")
+    )
+    assert len(ran.result.findings) == 1
+    assert ran.result.exit_code == 1
+    assert any("cannot store a finding" in problem for problem in ran.listener.problems)
+    assert any("cannot store a failing case" in problem for problem in ran.listener.problems)
+
+
+def test_example_database_brings_a_finding_back(run_campaign, tmp_path):
+    """What failed in an earlier run comes first in the next one."""
+    subject = {"faults": {"bounds:a": ["a", 1900]}}
+    database = str(tmp_path / "examples")
+    first = run_campaign(subject, seed=3, database=database, cases=1000)
+    second = run_campaign(subject, seed=4, database=database, cases=1000)
+    assert first.identities == second.identities == {"bounds:a"}
+    assert second.result.totals.cases == 1
+
+
+def test_statistics_are_printed_when_asked_for(run_campaign):
+    """Events and targets that the verdicts feed reach Hypothesis' statistics."""
+    (text,) = run_campaign({}, statistics=True, cases=50).listener.notes
+    assert "class: in contract" in text
+    assert "distance to 1000" in text
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_debug_prints_every_case(run_campaign, verbose):
+    """Each case is a note in the debug profile, and none is otherwise."""
+    ran = run_campaign({}, verbose=verbose, cases=20)
+    assert len(ran.listener.notes) == (20 if verbose else 0)

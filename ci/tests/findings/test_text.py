@@ -1,0 +1,74 @@
+"""The text of a finding, as it is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+AT_80 = """\
+BOUNDS  read past block_table
+        cp_gather_cache · bundled:page-as-merged · host · checked build
+case    R=1  BS=1  W=1  starts=[0, 1]  seq_starts=[1]  entry 1 B, dense, seed 0
+        class: hostile
+access  reads 4 bytes at block_table[1] (bytes 4..7 of 4); the row ends at
+        column 0
+where   kernels/operations/cp_gather_cache.cu:88  block (0,0,0) thread (0,0,0)
+means   request 0, row 0 -> token 1 -> logical page 1 of 1
+effect  no byte changed
+seen    bounds (checked build), output (two fills against the reference); looked
+        and saw nothing: untouched; 10 of 10 further runs failed the same way
+again   pagefuzz replay findings/bounds-block_table-1f3a.json
+        pytest findings/test_bounds_block_table_1f3a.py"""
+
+PATH = Path("findings/bounds-block_table-1f3a.json")
+
+
+def test_at_80_columns(over_read):
+    """Every field in its place, wrapped at 80 columns."""
+    assert over_read().text(80, PATH) == AT_80
+
+
+def test_at_120_columns(over_read):
+    """A wide terminal has the title and the subject on one line."""
+    first = over_read().text(120, PATH).splitlines()[0]
+    assert first.startswith("BOUNDS  read past block_table   ")
+    assert first.endswith("   cp_gather_cache · bundled:page-as-merged · host · checked build")
+    assert len(first) == 120
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 132])
+def test_never_wider_than_asked_for(over_read, width):
+    """No line is longer than the terminal, file names apart."""
+    lines = over_read().text(width, PATH).split("again   ")[0].splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_without_a_file_there_is_nothing_to_rerun(over_read):
+    """A finding that could not be stored has no reproduction lines."""
+    assert "pagefuzz replay" not in over_read().text(80)
+
+
+def test_a_release_build_says_what_it_cannot_see(over_read):
+    """Who could not look is said."""
+    failing = over_read()
+    verdict = failing.verdict
+    consequence = verdict.failures[1]
+    blind = type(verdict)(
+        verdict.outcome, verdict.case_class, (consequence,), checked={"output": 1}, launches=2
+    )
+    text = over_read(verdict=blind, build="release").text(200)
+    assert "blind in a release build: bounds, overflow" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"repeats": 3}, "3 of 10 further runs failed the same way"),
+        ({"runs": 0}, "not repeated"),
+        ({"minimised": False}, "not fully minimised, time was up"),
+    ],
+)
+def test_what_is_uncertain_is_said(over_read, changes, said):
+    """How often it repeats, and whether it is minimal."""
+    assert said in over_read(**changes).text(200)

@@ -1,0 +1,81 @@
+/* A host object behind the ABI of cp_gather_cache that does nothing, or misbehaves as the number of
+ * pages says.  It tests the harness, not a kernel. */
+
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "abi/common.h"
+#include "fragment.h"
+
+int pf_abi_version(void) {
+#ifdef WRONG_ABI
+  return 99;
+#else
+  return PF_ABI_VERSION;
+#endif
+}
+int pf_build_flags(void) { return 0; }
+int pf_check_begin(const pf_permissions *permissions, int32_t buffer_count) {
+  (void)permissions, (void)buffer_count;
+  return PF_REFUSED;
+}
+int pf_check_end(pf_check_record *record) {
+  (void)record;
+  return PF_REFUSED;
+}
+int pf_coverage_dump(void) { return PF_REFUSED; }
+int pf_set_order(int32_t order, uint64_t seed) {
+  (void)order, (void)seed;
+  return PF_OK;
+}
+int pf_scan(const void *data, int64_t size_bytes, int64_t chunk_bytes, int32_t value,
+            uint8_t *flags, void *stream) {
+  (void)data, (void)size_bytes, (void)chunk_bytes, (void)value, (void)flags, (void)stream;
+  return PF_REFUSED;
+}
+
+int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *message) {
+  message->text[0] = 0;
+  switch (args->num_pages) {
+    case 101: *(volatile int *)8 = 1; break;
+    case 102: abort();
+    case 103: exit(3);
+    case 104: for (;;) pause();
+    case 105:
+      for (int line = 0; line < 1000; ++line) fprintf(stderr, "noise %d\n", line);
+      fprintf(stderr, "the last words\n");
+      raise(SIGBUS);
+      break;
+    case 106: exit(0);
+    case 107: puts("printed to stdout"); break;
+    case 108: return 77;
+    case 109: strcpy(message->text, "not to my taste"); return PF_REFUSED;
+    case 110: raise(SIGKILL); break;
+    case 111: for (int file = 3; file < 64; ++file) close(file); break;
+    case 112: ((char *)args->dst.data)[-1] ^= 1; break;
+  }
+  return PF_OK;
+}
+
+/* Says every field it was given, as the C compiler sees them. */
+int pf_cp_gather_cache_token(const pf_cp_gather_cache_args *args, pf_message *message) {
+  const pf_array *arrays[] = {&args->src,    &args->dst,        &args->block_table,
+                              &args->starts, &args->seq_starts, &args->counts};
+  const int64_t sizes[] = {
+      args->num_requests,      args->num_tokens,        args->page_size_tokens, args->num_pages,
+      args->table_width,       args->table_row_stride,  args->page_stride_bytes,
+      args->slot_stride_bytes, args->dst_rows,          args->dst_row_stride_bytes,
+      args->entry_bytes,       args->element_bytes,     args->has_terminal};
+  char *at = message->text;
+  at += sprintf(at, "%d", args->struct_bytes == (int64_t)sizeof *args);
+  for (int i = 0; i < 6; ++i)
+    at += sprintf(at, " %lld,%lld,%d,%d", (long long)(intptr_t)arrays[i]->data,
+                  (long long)arrays[i]->extent_bytes, arrays[i]->dtype, arrays[i]->rank);
+  for (int i = 0; i < 13; ++i) at += sprintf(at, " %lld", (long long)sizes[i]);
+  sprintf(at, " %lld", (long long)(intptr_t)args->stream);
+  return PF_LAUNCH_FAILED;
+}

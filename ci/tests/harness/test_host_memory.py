@@ -1,0 +1,264 @@
+"""Host memory: layout, contents, and every byte that changed seen at its exact offset."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pagefuzz.harness.memory.arena import (
+    RED_ZONE_BYTES,
+    SLAB_REGION_BYTES,
+    DoesNotFitError,
+    slab_regions,
+)
+from pagefuzz.harness.memory.host import GUARD_BYTES, PAGE_BYTES, HostArena
+from pagefuzz.oracles.case import Case, CaseError, Placement
+from pagefuzz.oracles.contents import initial_bytes
+from pagefuzz.oracles.expectation import Expectation, Footprint
+from pagefuzz.oracles.intervals import IntervalSet
+from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer, Role
+from pagefuzz.oracles.verdict import CaseClass
+
+HUGE = 2**33 + 4096
+
+
+def buffer(name: str, role: Role, size_bytes: int, **placement: object) -> PlannedBuffer:
+    place = Placement(**placement)  # type: ignore[arg-type]
+    image = Image.empty()
+    return PlannedBuffer(
+        name, role, size_bytes, size_bytes + place.slack_bytes, 1, 1, place, False, image
+    )
+
+
+def plan_of(*buffers: PlannedBuffer) -> Plan:
+    return Plan(Case("test", {}, seed=3), {}, {b.name: b for b in buffers})
+
+
+def expectation_of(**footprints: Footprint) -> Expectation:
+    return Expectation(CaseClass.IN_CONTRACT, footprints=footprints)
+
+
+def write(address: int, data: bytes) -> None:
+    ctypes.memmove(address, data, len(data))
+
+
+def read(address: int, size_bytes: int) -> bytes:
+    return ctypes.string_at(address, size_bytes)
+
+
+def changed_offsets(arena: HostArena) -> Mapping[str, list[int]]:
+    """Buffer -> offsets of the bytes that differ from what was filled in."""
+    return {
+        name: [
+            chunk.offset_bytes + int(i)
+            for chunk in chunks
+            for i in np.flatnonzero(chunk.before != chunk.after)
+        ]
+        for name, chunks in arena.collect().chunks.items()
+    }
+
+
+@pytest.fixture
+def arena() -> Iterator[HostArena]:
+    made = HostArena()
+    yield made
+    made.close()
+
+
+def test_bases_are_misaligned_exactly_as_asked(arena: HostArena) -> None:
+    """A base lies `offset_bytes` past a multiple of 256, whatever its neighbours need."""
+    offsets = (0, 1, 13, 255, 8)
+    plan = plan_of(*(buffer(f"b{o}", Role.SOURCE, 100 + o, offset_bytes=o) for o in offsets))
+    addresses = arena.place(plan, expectation_of())
+    assert [addresses[f"b{o}"] % 256 for o in offsets] == list(offsets)
+
+
+def test_regions_tile_the_slab_with_red_zones() -> None:
+    """No byte of a slab lies outside all regions, and each buffer has a red zone at both ends."""
+    buffers = [
+        buffer("a", Role.SOURCE, 1),
+        buffer("b", Role.INDEX, 0, offset_bytes=7, before_bytes=33, after_bytes=9),
+        buffer("c", Role.DESTINATION, 4097, slack_bytes=5),
+    ]
+    regions = slab_regions(buffers, PAGE_BYTES)
+    assert regions[0].slice.start == 0
+    assert regions[-1].slice.stop % PAGE_BYTES == 0
+    for left, right in pairwise(regions):
+        assert left.slice.stop == right.slice.start
+    for region in regions:
+        before = region.buffer.placement.before_bytes
+        assert region.begin <= -before - RED_ZONE_BYTES
+        assert region.end >= region.buffer.memory_bytes + RED_ZONE_BYTES
+
+
+def test_small_buffers_hold_what_the_oracle_says(arena: HostArena) -> None:
+    """Memory around a base equals `contents.initial_bytes` of the same offsets, for both fills."""
+    readable = IntervalSet([8], [64])
+    source = buffer("src", Role.SOURCE, 100, offset_bytes=3)
+    expectation = expectation_of(src=Footprint(may_read=readable))
+    address = arena.place(plan_of(source), expectation)["src"]
+    for fill in (0, 1):
+        arena.fill(fill)
+        want = initial_bytes(source, readable, 3, fill, -200, 300)
+        assert read(address - 200, 500) == want.tobytes()
+        arena.collect()
+
+
+@pytest.mark.parametrize("offset", [-RED_ZONE_BYTES, -1, 0, 99, 100, 100 + RED_ZONE_BYTES - 1])
+def test_a_write_around_a_small_buffer_is_seen_where_it_fell(arena: HostArena, offset: int) -> None:
+    """One changed byte in a source or its red zones is reported at its offset and nowhere else."""
+    plan = plan_of(buffer("a", Role.SOURCE, 77), buffer("src", Role.SOURCE, 100, offset_bytes=5))
+    address = arena.place(plan, expectation_of())["src"]
+    arena.fill(0)
+    old = read(address + offset, 1)[0]
+    write(address + offset, bytes([old ^ 0x40]))
+    assert changed_offsets(arena) == {"src": [offset]}
+
+
+def test_an_untouched_source_yields_no_chunk(arena: HostArena) -> None:
+    """What did not change is known to be so without a chunk; a destination always has one."""
+    plan = plan_of(buffer("src", Role.SOURCE, 100), buffer("dst", Role.DESTINATION, 100))
+    arena.place(plan, expectation_of())
+    arena.fill(0)
+    collected = arena.collect()
+    assert set(collected.chunks) == {"dst"}
+    assert collected.examined_bytes >= 200 + 4 * RED_ZONE_BYTES
+
+
+def test_chunks_of_one_launch_survive_the_next_fill(arena: HostArena) -> None:
+    """Judgements read both launches at the end: neither may be overwritten by then."""
+    arena.place(plan_of(buffer("dst", Role.DESTINATION, 100)), expectation_of())
+    arena.fill(0)
+    (first,) = arena.collect().chunks["dst"]
+    kept = first.before.copy()
+    arena.fill(1)
+    assert np.array_equal(first.before, kept)
+    assert np.array_equal(first.after, kept)
+
+
+def test_a_huge_buffer_is_filled_around_its_footprint_only(arena: HostArena) -> None:
+    """At 2^33 bytes the footprint holds contents, and its untouched rest costs nothing."""
+    top = HUGE - 100
+    dst = buffer("dst", Role.DESTINATION, HUGE, offset_bytes=9)
+    footprint = Footprint(must_write=IntervalSet([2**32, top], [2**32 + 64, HUGE]))
+    address = arena.place(plan_of(dst), expectation_of(dst=footprint))["dst"]
+    assert address % 256 == 9
+    arena.fill(1)
+    want = initial_bytes(dst, IntervalSet(), 3, 1, top - 256, HUGE + 256)
+    assert read(address + top - 256, want.size) == want.tobytes()
+    write(address + top, b"\0" * 100)
+    start = time.process_time()
+    collected = arena.collect()
+    assert time.process_time() - start < 0.5
+    assert collected.examined_bytes >= HUGE
+    covered = sum(chunk.after.size for chunk in collected.chunks["dst"])
+    assert covered < 2**20
+    last = next(c for c in collected.chunks["dst"] if c.offset_bytes + c.after.size > top)
+    assert last.after[top - last.offset_bytes :][:100].tobytes() == b"\0" * 100
+
+
+@pytest.mark.parametrize("offset", [-1, 5_000_000, 2**32 + 12_345, HUGE, HUGE + RED_ZONE_BYTES - 1])
+def test_a_stray_write_into_a_huge_buffer_is_seen_where_it_fell(
+    arena: HostArena, offset: int
+) -> None:
+    """One byte written far from every window of 2^33 bytes is reported at its offset."""
+    src = buffer("src", Role.SOURCE, HUGE, offset_bytes=1)
+    footprint = Footprint(may_read=IntervalSet([0], [64]))
+    address = arena.place(plan_of(src), expectation_of(src=footprint))["src"]
+    for fill in (0, 1):
+        arena.fill(fill)
+        old = read(address + offset, 1)[0]
+        write(address + offset, bytes([old ^ 1]))
+        assert changed_offsets(arena) == {"src": [offset]}
+
+
+def test_reading_a_huge_buffer_changes_nothing(arena: HostArena) -> None:
+    """A page that a launch only read exists afterwards, but is no change."""
+    src = buffer("src", Role.SOURCE, HUGE)
+    address = arena.place(plan_of(src), expectation_of())["src"]
+    arena.fill(0)
+    assert read(address + 2**31, 8) == b"\0" * 8
+    assert changed_offsets(arena) == {}
+
+
+def test_a_tebibyte_costs_milliseconds(arena: HostArena) -> None:
+    """Placing, filling and comparing an untouched buffer of 2^40 bytes is cheap."""
+    plan = plan_of(buffer("src", Role.SOURCE, 2**40))
+    start = time.process_time()
+    arena.place(plan, expectation_of())
+    for fill in (0, 1):
+        arena.fill(fill)
+        assert not arena.collect().chunks
+    assert time.process_time() - start < 0.2
+
+
+def test_memory_of_one_case_does_not_outlive_it(arena: HostArena) -> None:
+    """A hundred huge cases leave no mapping and no file behind."""
+    arena.place(plan_of(buffer("src", Role.SOURCE, 100)), expectation_of())
+    files, maps = len(os.listdir("/proc/self/fd")), mapping_count()
+    for _ in range(100):
+        arena.place(plan_of(buffer("src", Role.SOURCE, HUGE)), expectation_of())
+        arena.fill(0)
+    arena.place(plan_of(buffer("src", Role.SOURCE, 100)), expectation_of())
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert mapping_count() <= maps + 4
+
+
+def mapping_count() -> int:
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        return sum(1 for _ in maps)
+
+
+def test_more_than_there_is_does_not_fit(arena: HostArena) -> None:
+    """A buffer beyond the address space is refused with a reason, by name."""
+    with pytest.raises(DoesNotFitError, match="src: no"):
+        arena.place(plan_of(buffer("src", Role.SOURCE, 2**47)), expectation_of())
+    everything = Footprint(may_read=IntervalSet([0], [HUGE]))
+    with pytest.raises(DoesNotFitError, match="bytes to fill and compare"):
+        arena.place(plan_of(buffer("src", Role.SOURCE, HUGE)), expectation_of(src=everything))
+
+
+def test_a_buffer_over_another_lies_inside_it(arena: HostArena) -> None:
+    """`placement.over` gives an address in the other's memory; over an absent one is an error."""
+    src = buffer("src", Role.SOURCE, 100)
+    over = replace(buffer("dst", Role.DESTINATION, 10), placement=Placement(over=("src", 40)))
+    addresses = arena.place(plan_of(over, src), expectation_of())
+    assert addresses["dst"] == addresses["src"] + 40
+    absent = replace(buffer("src", Role.SOURCE, 0), is_null=True)
+    assert arena.place(plan_of(absent), expectation_of()) == {"src": 0}
+    with pytest.raises(CaseError, match="no memory of its own"):
+        arena.place(plan_of(over, absent), expectation_of())
+
+
+@pytest.mark.parametrize("distance", [2**31, -(2**31), 2**32 - 1, 2**35, -(2**35)])
+@pytest.mark.parametrize("size_bytes", [100, SLAB_REGION_BYTES + 1])
+def test_a_wrapped_offset_faults_between_the_guards(distance: int, size_bytes: int) -> None:
+    """An access a wrap away from any buffer kills the process instead of landing in its heap."""
+    assert abs(distance) < GUARD_BYTES
+    script = f"""
+import ctypes
+from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer, Role
+from pagefuzz.oracles.verdict import CaseClass
+one = PlannedBuffer("src", Role.SOURCE, {size_bytes}, {size_bytes}, 1, 1, Placement(), False,
+                    Image.empty())
+arena = HostArena()
+address = arena.place(Plan(Case("test", {{}}), {{}}, {{"src": one}}),
+                      Expectation(CaseClass.REFUSED))["src"]
+arena.fill(0)
+ctypes.string_at(address, 1)
+ctypes.string_at(address + {distance}, 1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert done.returncode == -11, done.stderr.decode()

@@ -1,0 +1,302 @@
+"""Worker processes: however one ends, the case is answered and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.running import Answer, Assignment
+from pagefuzz.harness.workers.client import ForkServer, Worker, close_servers, shared_server
+from pagefuzz.harness.workers.journal import Journal, last_entry
+from pagefuzz.oracles.case import Case, CaseError, Values
+from pagefuzz.oracles.observation import Death
+from pagefuzz.oracles.verdict import Outcome
+
+# What misbehaving.c does at this number of pages.
+SEGFAULT, ABORT, EXIT_3, HANG, NOISE, EXIT_0 = 101, 102, 103, 104, 105, 106
+PRINT, BAD_STATUS, REFUSE, KILL, CLOSE_FILES, STRAY = 107, 108, 109, 110, 111, 112
+HARMLESS = 1
+
+
+def case_of(num_pages: int, **sizes: int) -> Case:
+    """A launch with nothing to do, so that the right thing to do is nothing."""
+    return Case(
+        "cp_gather_cache",
+        {
+            "num_requests": 0,
+            "num_tokens": 0,
+            "page_size_tokens": 1,
+            "num_pages": num_pages,
+            "table_width": 0,
+            "table_row_stride": 0,
+            "page_stride_bytes": 8,
+            "slot_stride_bytes": 8,
+            "dst_rows": 0,
+            "dst_row_stride_bytes": 8,
+            "entry_bytes": 8,
+            "element_bytes": 1,
+            "has_terminal": 0,
+            **sizes,
+        },
+        {"block_table": Values.literal(), "starts": Values.literal()},
+    )
+
+
+def outcome(answer: Answer | Death) -> Outcome:
+    assert isinstance(answer, Answer), answer
+    return answer.verdict.outcome
+
+
+@pytest.fixture
+def worker(assignment: Assignment) -> Iterator[Worker]:
+    made = Worker(assignment, timeout_s=30)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "processes are still there"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "how"),
+    [
+        (SEGFAULT, "SIGSEGV"),
+        (ABORT, "SIGABRT"),
+        (EXIT_3, "exit status 3"),
+        (EXIT_0, "exit status 0"),
+        (NOISE, "SIGBUS"),
+        (KILL, "SIGKILL"),
+    ],
+)
+def test_a_death_is_named_and_the_next_case_runs(worker: Worker, num_pages: int, how: str) -> None:
+    """Signals by name, exits by number; the successor of a dead worker answers."""
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    first = worker.pid
+    death = worker.run(case_of(num_pages))
+    assert isinstance(death, Death)
+    assert death.how == how
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.pid != first
+    assert worker.deaths == 1
+
+
+def test_the_last_words_of_a_worker_are_kept(worker: Worker) -> None:
+    """The end of what a dying worker printed is part of its death, the noise before is not."""
+    death = worker.run(case_of(NOISE))
+    assert isinstance(death, Death)
+    lines = death.detail.splitlines()
+    assert lines[-1] == "the last words"
+    assert len(lines) <= 12
+
+
+def test_printing_harms_nothing(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a subject prints neither mixes with messages nor reaches the terminal."""
+    assert outcome(worker.run(case_of(PRINT))) is Outcome.CLEAN
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_hang_is_killed_and_named(assignment: Assignment) -> None:
+    """A launch that does not come back is a death called "hang"; the next case runs."""
+    worker = Worker(assignment, timeout_s=0.5)
+    death = worker.run(case_of(HANG))
+    assert isinstance(death, Death)
+    assert (death.how, death.detail) == ("hang", "no answer for 0.5 s; the worker was killed")
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    worker.close()
+
+
+def test_a_subject_that_closes_our_files_is_a_death(worker: Worker) -> None:
+    """Losing the socket in a launch counts against the subject."""
+    death = worker.run(case_of(CLOSE_FILES))
+    assert isinstance(death, Death)
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+
+
+def test_two_hundred_deaths_in_a_row(worker: Worker) -> None:
+    """Every death is answered, in milliseconds each, and leaves no descriptor and no zombie."""
+    worker.run(case_of(HARMLESS))
+    files = len(os.listdir("/proc/self/fd"))
+    start = time.monotonic()
+    for index in range(200):
+        death = worker.run(case_of((SEGFAULT, ABORT, EXIT_3)[index % 3]))
+        assert isinstance(death, Death)
+    assert worker.deaths == 200
+    assert time.monotonic() - start < 30
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert len(os.listdir("/proc/self/fd")) <= files
+    server = shared_server()
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    assert children == [str(worker.pid)]
+
+
+def test_a_stray_write_reaches_the_verdict(worker: Worker) -> None:
+    """What a launch does to memory is judged, not only how it ends."""
+    assert outcome(worker.run(case_of(STRAY))) is Outcome.FAILED
+    assert outcome(worker.run(case_of(REFUSE))) is Outcome.FAILED
+
+
+def test_what_cannot_be_checked_is_no_answer(worker: Worker) -> None:
+    """A status outside the ABI and a case of other sizes are errors; the worker lives on."""
+    with pytest.raises(CannotCheckError, match="returned 77"):
+        worker.run(case_of(BAD_STATUS))
+    pid = worker.pid
+    with pytest.raises(CaseError, match="has unknown 'width'"):
+        worker.run(case_of(HARMLESS, width=3))
+    assert worker.pid == pid
+
+
+def test_a_subject_that_cannot_be_loaded_cannot_be_checked(assignment: Assignment) -> None:
+    """No object, no launcher: one sentence, and no worker is left."""
+    for wrong in (
+        replace(assignment, object_path="nowhere.so"),
+        replace(assignment, symbol="pf_nothing"),
+        replace(assignment, backend="cuda"),
+    ):
+        worker = Worker(wrong, timeout_s=30)
+        with pytest.raises(CannotCheckError):
+            worker.run(case_of(HARMLESS))
+        assert worker.pid is None
+
+
+def test_a_worker_killed_between_cases_costs_nothing(worker: Worker) -> None:
+    """A death before a launch is not the subject's: the case is run again in a new worker."""
+    worker.run(case_of(HARMLESS))
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.deaths == 1
+
+
+def test_a_server_that_was_killed_is_replaced(worker: Worker) -> None:
+    """Workers die with their server, and the next case gets both anew."""
+    worker.run(case_of(HARMLESS))
+    first, pid = shared_server(), worker.pid
+    assert pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until_gone([pid, first.pid])
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert shared_server().pid != first.pid
+
+
+def test_closing_a_server_ends_its_workers(assignment: Assignment) -> None:
+    """A worker in an endless launch ends with its server."""
+    server = ForkServer()
+    import socket
+
+    ours, theirs = socket.socketpair()
+    output, stage = os.memfd_create("output"), os.memfd_create("stage")
+    os.ftruncate(stage, 4096)
+    pid = server.fork(assignment, (theirs.fileno(), output, stage))
+    theirs.close()
+    assert alive(pid)
+    server.close()
+    wait_until_gone([pid, server.pid])
+    for descriptor in (output, stage):
+        os.close(descriptor)
+    ours.close()
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    """An import that fails in the server is the sentence of the error here."""
+    with pytest.raises(CannotCheckError, match=r"did not start: .*No module named 'nowhere'"):
+        ForkServer(preload=["nowhere"])
+
+
+PARENT = """
+import sys, time
+from pagefuzz.harness.running import Assignment
+from pagefuzz.harness.workers.client import Worker, shared_server
+from pagefuzz.harness.workers.journal import Journal
+from pagefuzz.oracles.case import Case
+import json
+from pathlib import Path
+assignment, journal, harmless, hang = sys.argv[1:]
+worker = Worker(Assignment(**json.loads(assignment)), timeout_s=600,
+                journal=Journal(Path(journal), subject="x"))
+worker.run(Case.from_json(json.loads(harmless)))
+print(shared_server().pid, worker.pid, flush=True)
+worker.run(Case.from_json(json.loads(hang)))
+"""
+
+
+def test_killing_the_parent_leaves_no_process_and_the_case(
+    assignment: Assignment, tmp_path: Path
+) -> None:
+    """kill -9 in the middle of a launch: server and worker end, the journal holds the case."""
+    import json
+
+    hang, journal = case_of(HANG), tmp_path / "journal.jsonl"
+    arguments = [
+        json.dumps(assignment.to_json()),
+        str(journal),
+        case_of(HARMLESS).dumps(),
+        hang.dumps(),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(alive(pid) for pid in pids)
+        deadline = time.monotonic() + 10
+        while (entry := last_entry(journal)) is None or entry["case"] != hang.to_json():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        parent.kill()
+    wait_until_gone(pids)
+    entry = last_entry(journal)
+    assert entry is not None
+    assert Case.from_json(entry["case"]) == hang
+    assert entry["subject"] == "x"
+
+
+def test_a_journal_ends_with_its_worker(assignment: Assignment, tmp_path: Path) -> None:
+    """After an orderly end nothing was running, and no journal is left."""
+    path = tmp_path / "journals" / "one.jsonl"
+    worker = Worker(assignment, timeout_s=30, journal=Journal(path))
+    worker.run(case_of(HARMLESS))
+    assert path.exists()
+    worker.close()
+    assert not path.exists()
+
+
+def test_a_journal_stays_small_and_ignores_a_torn_line(tmp_path: Path) -> None:
+    """Tens of thousands of cases fit into a megabyte; half a line is not an entry."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    for num_pages in range(10_000):
+        journal.write(case_of(num_pages))
+    assert journal.path.stat().st_size <= 2**20
+    with journal.path.open("a") as file:
+        file.write('{"case": {')
+    entry = last_entry(journal.path)
+    assert entry is not None
+    assert entry["case"]["sizes"]["num_pages"] == 9_999
+    journal.close()

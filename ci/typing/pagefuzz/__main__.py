@@ -1,0 +1,1 @@
+../../../harness/_root/__main__.py

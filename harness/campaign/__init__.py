@@ -1,0 +1,1 @@
+"""A campaign: many cases on several subjects, spread over runner processes."""

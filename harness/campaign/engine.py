@@ -1,0 +1,277 @@
+"""Runs a campaign: starts runners, gathers what they say, tells reporters, judges the whole."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.harness.campaign.candidate import Candidate
+from pagefuzz.harness.campaign.events import Event, Failing, Note, Problem, Progress, Settled
+from pagefuzz.harness.campaign.plan import (
+    Job,
+    Options,
+    Shard,
+    Unit,
+    count_bound,
+    running_case_file,
+    time_bound,
+)
+from pagefuzz.harness.campaign.process import RunnerProcess
+from pagefuzz.harness.campaign.result import Found, Result, UnitResult
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import Finding, write_whole
+from pagefuzz.harness.reporters import Reporter
+from pagefuzz.harness.workers.journal import last_entry
+
+TICK_S = 0.2
+
+
+class Campaign:
+    """What is to be run.
+
+    cases, time_s  exactly one of them bounds it: generated cases a unit, or seconds in all
+    jobs           runner processes at a time
+    device         in words, for findings
+    judgements     names of those that must have examined something by the end
+    findings       folder that findings go to
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        options: Options,
+        *,
+        cases: int | None,
+        time_s: float | None,
+        jobs: int,
+        findings: Path,
+        reporters: Sequence[Reporter] = (),
+        device: str = "host",
+        judgements: Sequence[str] = (),
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        if (cases is None) == (time_s is None):
+            raise ValueError("a campaign is bound either by cases or by time")
+        self.options = options
+        self.time_s = time_s
+        self.device = device
+        self.versions = dict(versions or {})
+        self.result = Result({unit.name: UnitResult(unit, cases) for unit in units})
+        self._findings = findings
+        self._reporters = reporters
+        self._judgements = judgements
+        self._lanes: list[deque[Shard]]
+        if time_s is not None:
+            self._lanes = [deque(shards) for shards in time_bound(units, jobs, time_s)]
+        else:
+            assert cases is not None
+            # One queue for all lanes: whoever is free takes the next.
+            self._lanes = [deque(count_bound(units, cases))] * jobs
+        self._running: dict[int, RunnerProcess] = {}  # by lane
+        self._began = 0.0
+        self._signals = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def run(self) -> Result:
+        self._began = time.monotonic()
+        self._tell(lambda reporter: reporter.begin(self))
+        with self._signals_noted(), selectors.DefaultSelector() as selector:
+            while self._start_runners(selector) or self._running:
+                for key, _ in selector.select(TICK_S):
+                    self._read(self._running[key.data])
+                self._reap(selector)
+                self._heed_signals()
+                self._tell(lambda reporter: reporter.tick(self))
+        self._finish()
+        self._tell(lambda reporter: reporter.end(self))
+        return self.result
+
+    def _tell(self, what: Callable[[Reporter], None]) -> None:
+        for reporter in self._reporters:
+            what(reporter)
+
+    # ---- runners ------------------------------------------------------------------------------
+
+    def _start_runners(self, selector: selectors.BaseSelector) -> bool:
+        for lane, shards in enumerate(self._lanes):
+            if lane in self._running or not shards:
+                continue
+            shard = shards.popleft()
+            deadline = None if shard.end_s is None else self._began + shard.end_s
+            if deadline is not None and deadline <= time.monotonic():
+                continue
+            runner = RunnerProcess(Job(shard, self.options, deadline))
+            self._running[lane] = runner
+            self._unit(runner).running += 1
+            selector.register(runner.handle, selectors.EVENT_READ, lane)
+        return any(self._lanes)
+
+    def _unit(self, runner: RunnerProcess) -> UnitResult:
+        return self.result.units[runner.job.shard.unit.name]
+
+    def _read(self, runner: RunnerProcess) -> None:
+        unit = self._unit(runner)
+        for event in runner.read():
+            self._take(unit, event)
+
+    def _reap(self, selector: selectors.BaseSelector) -> None:
+        for lane, runner in list(self._running.items()):
+            if not runner.ended():
+                continue
+            self._read(runner)  # its last words
+            selector.unregister(runner.handle)
+            del self._running[lane]
+            unit = self._unit(runner)
+            unit.running -= 1
+            if death := runner.bury():
+                sentence = f"{unit.unit.name}: its runner died before it was done ({death})"
+                if kept := self._keep_running_case(runner):
+                    sentence += f"; the case that it was checking is in {kept}"
+                self._add_problem(unit, sentence)
+
+    def _keep_running_case(self, runner: RunnerProcess) -> Path | None:
+        """Makes a case file of what a dead runner was checking; None if that is not known."""
+        journal = running_case_file(self.options, runner.pid)
+        if journal is None or not journal.exists():
+            return None
+        entry = last_entry(journal)
+        journal.unlink()
+        if entry is None:
+            return None
+        path = self._findings / f"running-{runner.pid}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(entry["case"], indent=1) + "\n")
+        return path
+
+    def _drop(self, unit: UnitResult) -> None:
+        """No further shard of the unit is started, and those that run are asked to stop."""
+        for shards in self._lanes:
+            for shard in [shard for shard in shards if shard.unit == unit.unit]:
+                shards.remove(shard)
+        for runner in self._running.values():
+            if self._unit(runner) is unit:
+                runner.stop()
+
+    # ---- signals ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _signals_noted(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the campaign in an orderly way; a second one at once."""
+
+        def note(*_: Any) -> None:
+            self._signals += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, note) for number in numbers]
+        try:
+            yield
+        finally:
+            for runner in self._running.values():
+                runner.kill()
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _heed_signals(self) -> None:
+        if self._signals and not self.result.interrupted:
+            self.result.interrupted = True
+            for shards in self._lanes:
+                shards.clear()
+            for runner in self._running.values():
+                runner.stop()
+        if self._signals > 1:
+            for runner in self._running.values():
+                runner.kill()
+
+    # ---- what runners say ---------------------------------------------------------------------
+
+    def _take(self, unit: UnitResult, event: Event) -> None:
+        match event:
+            case Progress():
+                unit.totals.add(event)
+            case Failing():
+                self._take_failing(unit, Candidate(event.case, event.verdict))
+            case Settled():
+                self._take_settled(unit, event)
+            case Note():
+                self._tell(lambda reporter: reporter.note(self, event.text))
+            case Problem():
+                self._add_problem(unit, event.message, event.detail)
+                if not unit.found:
+                    self._drop(unit)  # what stops one shard stops them all
+
+    def _take_failing(self, unit: UnitResult, candidate: Candidate) -> None:
+        identity = self._finding(unit, candidate).identity
+        found = unit.found.get(identity)
+        if found is None:
+            unit.found[identity] = Found(candidate)
+            self._tell(lambda reporter: reporter.failing(self, unit, candidate))
+        elif candidate.better_than(found.best):
+            found.best = candidate
+
+    def _take_settled(self, unit: UnitResult, event: Settled) -> None:
+        candidate = Candidate(event.case, event.verdict)
+        finding = self._finding(unit, candidate, event)
+        found = unit.found.setdefault(finding.identity, Found(candidate))
+        if found.finding is not None and not candidate.better_than(
+            Candidate(found.finding.case, found.finding.verdict)
+        ):
+            return
+        self._settle(unit, found, finding)
+        if self.time_s is not None and not self.options.keep_going:
+            self._drop(unit)  # a unit bound by cases ends each shard by itself, whatever --jobs is
+
+    def _finding(
+        self, unit: UnitResult, candidate: Candidate, settled: Settled | None = None
+    ) -> Finding:
+        return Finding(
+            operation=unit.unit.operation,
+            subject=unit.unit.subject,
+            backend=self.options.backend,
+            device=self.device,
+            build=self.options.build,
+            case=candidate.case,
+            verdict=candidate.verdict,
+            minimised=settled.minimised if settled else False,
+            repeats=settled.repeats if settled else 0,
+            runs=settled.runs if settled else 0,
+            versions=self.versions,
+        )
+
+    def _settle(self, unit: UnitResult, found: Found, finding: Finding) -> None:
+        found.finding = finding
+        try:
+            found.path = finding.save(self._findings)
+        except CannotCheckError as error:
+            self._add_problem(unit, str(error))
+        self._tell(lambda reporter: reporter.finding(self, unit, finding, found.path))
+
+    def _add_problem(self, unit: UnitResult, message: str, detail: str = "") -> None:
+        if message not in self.result.all_problems:
+            self._tell(lambda reporter: reporter.problem(self, message, detail))
+        unit.problems.append(message)
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self.result.seconds = self.elapsed_s
+        for unit in self.result.units.values():
+            lost = [found for found in unit.found.values() if found.finding is None]
+            # Without --keep-going others seen on the way are not findings, unless they are all
+            # there is: their runner died.
+            if self.options.keep_going or not unit.findings:
+                for found in lost:
+                    self._settle(unit, found, self._finding(unit, found.best))
+            if unit.findings or unit.problems or self.result.interrupted:
+                continue
+            for sentence in unit.vacuous(self._judgements, self.options.build):
+                self._add_problem(unit, sentence)

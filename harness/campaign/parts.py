@@ -1,0 +1,57 @@
+"""What a runner is made of: a checker, a strategy, and cases to begin with.
+
+A campaign names the module that supplies them, so that the tests can put another in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from pagefuzz.harness.campaign.plan import running_case_file
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import Verdict
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from pagefuzz.harness.campaign.plan import Job
+
+
+class CaseChecker(Protocol):
+    """What a campaign needs of `harness.check.Checker`."""
+
+    def check(self, case: Case) -> Verdict: ...
+
+
+@contextmanager
+def open_checker(job: Job) -> Iterator[CaseChecker]:
+    """Raises `CannotCheckError` if the subject cannot be built or the device is not there."""
+    from pagefuzz.harness.check import Checker
+
+    unit, options = job.shard.unit, job.options
+    with Checker(
+        unit.operation,
+        unit.subject,
+        options.backend,
+        options.build,
+        journal=running_case_file(options, os.getpid()),
+    ) as checker:
+        checker.start()  # its seconds are not those of the first case
+        yield checker
+
+
+def strategy(job: Job) -> SearchStrategy[Case]:
+    from pagefuzz.strategies.registry import cases_for
+
+    unit = job.shard.unit
+    return cases_for(unit.operation, hostile=unit.hostile, refused=True)
+
+
+def reported(job: Job) -> Sequence[Case]:
+    """Cases that are run before any is drawn, by the first shard of a unit."""
+    from pagefuzz.strategies.reported import examples_for
+
+    return tuple(examples_for(job.shard.unit.operation))

@@ -1,0 +1,99 @@
+"""A runner process as the command line sees it: started, listened to, stopped, buried."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from pagefuzz.harness.campaign.events import Done, Event, decode
+from pagefuzz.harness.campaign.plan import Job
+
+#: How long a runner may take to end after its time is up, or after it was asked to stop.
+GRACE_S = 15.0
+
+
+class RunnerProcess:
+    """`handle` is readable when events have arrived."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.done: Done | None = None
+        self._unread = b""
+        self._kill_at = None if job.deadline is None else job.deadline + GRACE_S
+        self._killed = False
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
+        self.handle, theirs = os.pipe()
+        try:
+            os.set_blocking(self.handle, False)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pagefuzz.harness.campaign.runner", str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=(theirs,),
+                start_new_session=True,  # Ctrl-C is for the command line, which stops its runners
+            )
+        finally:
+            os.close(theirs)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(json.dumps(job.to_json()).encode())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def read(self) -> list[Event]:
+        """Events that have arrived. A runner that was killed may leave a torn last line."""
+        chunks = [self._unread]
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.handle, 1 << 16):
+                chunks.append(chunk)
+        *lines, self._unread = b"".join(chunks).split(b"\n")
+        events = [decode(line) for line in lines]
+        for event in events:
+            if isinstance(event, Done):
+                self.done = event
+        return events
+
+    def ended(self) -> bool:
+        """Whether the process is gone. Kills it if it should have been gone for long."""
+        if self._process.poll() is not None:
+            return True
+        if self._kill_at is not None and time.monotonic() >= self._kill_at and not self._killed:
+            self.kill()
+        return False
+
+    def stop(self) -> None:
+        """Asks it to end at the next case."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + GRACE_S)
+
+    def kill(self) -> None:
+        self._killed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def bury(self) -> str | None:
+        """Frees what the ended process held. Returns how it died, None if it said `Done`."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its workers, if it left any behind
+        os.close(self.handle)
+        with self._stderr:
+            self._stderr.seek(0)
+            tail = self._stderr.read()[-2000:].decode(errors="replace").strip()
+        if self.done is not None:
+            return None
+        code = self._process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        if self._killed:
+            how = f"it did not end within {GRACE_S:.0f} s of being due and was killed"
+        last_line = tail.splitlines()[-1] if tail else ""
+        return f"{how}: {last_line}" if last_line else how

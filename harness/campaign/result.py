@@ -1,0 +1,95 @@
+"""What a campaign knows: totals a unit, findings, problems; and what they mean as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pagefuzz.harness.campaign.candidate import Candidate
+from pagefuzz.harness.campaign.events import Progress
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.findings import Finding
+
+EXIT_CLEAN, EXIT_FINDINGS, EXIT_NOT_CHECKED = 0, 1, 2
+
+#: From so many cases on, every judgement must have had something to examine.
+ENOUGH_CASES = 100
+
+#: Judgements that examine every case, however few there are.
+_OF_EVERY_CASE = frozenset({"death"})
+
+#: Judgements that read the record of a checked build.
+_OF_CHECKED_BUILDS = frozenset({"bounds", "overflow"})
+
+
+@dataclass
+class Found:
+    """A failing identity of a unit: the best case so far, and the finding once it is settled."""
+
+    best: Candidate
+    finding: Finding | None = None
+    path: Path | None = None
+
+
+@dataclass
+class UnitResult:
+    """totals, the planned number of cases (None: bound by time), and what was found."""
+
+    unit: Unit
+    planned: int | None
+    totals: Progress = field(default_factory=Progress)
+    found: dict[str, Found] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    running: int = 0
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [found.finding for found in self.found.values() if found.finding is not None]
+
+    def vacuous(self, judgements: Iterable[str], build: str) -> list[str]:
+        """One sentence for each thing that should have been examined and was not."""
+        totals = self.totals
+        if totals.cases == 0:
+            why = "; ".join(totals.reasons) or "no case was drawn"
+            return [f"{self.unit.name}: no case ran ({why})"]
+        return [
+            f"{self.unit.name}: {name} examined nothing in {totals.cases:,} cases"
+            for name in judgements
+            if not totals.checked.get(name)
+            and (totals.cases >= ENOUGH_CASES or name in _OF_EVERY_CASE)
+            and (name not in _OF_CHECKED_BUILDS or "checked" in build)
+        ]
+
+
+@dataclass
+class Result:
+    """units by name. problems are those of no single unit; interrupted by Ctrl-C or SIGTERM."""
+
+    units: Mapping[str, UnitResult]
+    problems: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for unit in self.units.values() for finding in unit.findings]
+
+    @property
+    def all_problems(self) -> list[str]:
+        own = [problem for unit in self.units.values() for problem in unit.problems]
+        return list(dict.fromkeys((*self.problems, *own)))
+
+    @property
+    def totals(self) -> Progress:
+        totals = Progress()
+        for unit in self.units.values():
+            totals.add(unit.totals)
+        return totals
+
+    @property
+    def exit_code(self) -> int:
+        """Findings count whatever else happened; short of them, all must have been checked."""
+        if self.findings:
+            return EXIT_FINDINGS
+        return EXIT_NOT_CHECKED if self.all_problems or self.interrupted else EXIT_CLEAN

@@ -1,0 +1,84 @@
+"""The runner process: works off one job, and tells what happens in lines of JSON.
+
+Started as `python -P -m pagefuzz.harness.campaign.runner FD` with the job on standard input; events
+go to the open file descriptor FD. It draws and minimises but never loads a subject: the checker it
+opens has workers for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from pagefuzz.harness.campaign.events import Done, Event, Problem, encode
+from pagefuzz.harness.campaign.journal import Journal
+from pagefuzz.harness.campaign.plan import Job
+from pagefuzz.harness.campaign.search import Search
+from pagefuzz.harness.errors import CannotCheckError
+
+
+class Runner:
+    """One job, from its text to `Done`."""
+
+    def __init__(self, job: Job, handle: int) -> None:
+        self._job = job
+        self._handle = handle
+        self._search: Search | None = None
+        self._stop_requested = False
+
+    def stop(self, *_: object) -> None:
+        """Signal handler: ends the search at the next case; what was found is still reported."""
+        self._stop_requested = True
+        if self._search is not None:
+            self._search.stop_requested = True
+
+    def emit(self, event: Event) -> None:
+        try:
+            unsent = memoryview(encode(event))
+            while unsent:
+                unsent = unsent[os.write(self._handle, unsent) :]
+        except BrokenPipeError:
+            self.stop()  # nobody listens any more; the journal keeps what is found until then
+
+    def run(self) -> None:
+        options = self._job.options
+        journal = Journal(Path(options.journal) if options.journal else None)
+        try:
+            parts = importlib.import_module(options.parts)
+            with parts.open_checker(self._job) as checker:
+                self._search = Search(self._job, parts, checker, self.emit, journal)
+                self._search.stop_requested = self._stop_requested
+                self._search.run()
+        except CannotCheckError as error:
+            self._give_up(Problem(str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not pass for a clean run
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            self._give_up(
+                Problem(
+                    f"internal error while checking {self._job.shard.unit.name}: "
+                    f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})",
+                    traceback.format_exc(),
+                )
+            )
+        finally:
+            journal.close()
+
+    def _give_up(self, problem: Problem) -> None:
+        self.emit(problem)
+        self.emit(Done("a problem"))
+
+
+def main() -> None:
+    runner = Runner(Job.from_json(json.load(sys.stdin)), int(sys.argv[1]))
+    signal.signal(signal.SIGTERM, runner.stop)
+    signal.signal(signal.SIGINT, runner.stop)
+    runner.run()
+
+
+if __name__ == "__main__":
+    main()

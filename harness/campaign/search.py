@@ -1,0 +1,406 @@
+"""The search of one shard: draws cases, has them checked, minimises what fails.
+
+Hypothesis draws and shrinks; what counts as *failing* is decided here. In one round at most one
+identity fails, the first one seen: every other failing case is kept and journaled, but passes as
+far as Hypothesis can tell, so that shrinking cannot slip from one fault to another. Later rounds
+look for other identities. Time is up by an exception that Hypothesis lets through at any point, so
+that it bounds minimising too, and nothing has to be called flaky.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
+from pagefuzz.harness.campaign.events import Done, Event, Failing, Note, Problem, Progress, Settled
+from pagefuzz.harness.campaign.journal import Journal
+from pagefuzz.harness.campaign.plan import Job
+from pagefuzz.harness.campaign.simplify import simplify
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import cause
+from pagefuzz.harness.profiles import SHARD_CASES
+from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from pagefuzz.harness.campaign.parts import CaseChecker
+
+#: Further runs of a minimised case.
+REPEATS = 10
+
+#: A settled finding is repeated even when time is up, but not for longer than this.
+REPEAT_GRACE_S = 2.0
+
+#: Hypothesis' part of the time for minimising; the rest is for `simplify`.
+HYPOTHESIS_SHARE = 0.6
+
+PROGRESS_EVERY_S = 0.25
+
+
+class _Stop(KeyboardInterrupt):
+    """Ends a run of Hypothesis wherever it is; it handles no other exception that way."""
+
+
+class _EndOfTime(_Stop):
+    """The shard's time is up, or it was asked to stop."""
+
+
+class _EndOfShrinking(_Stop):
+    """Enough time was spent on minimising this finding."""
+
+
+class _Broken(_Stop):
+    """The case could not be judged at all; `error` says why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class _CaseFailedError(Exception):
+    """What Hypothesis sees of a failing case."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is being minimised: a case fails if its first failure is this one and its class too."""
+
+    identity: str
+    case_class: CaseClass | None
+
+
+class Search:
+    """Works off one job.
+
+    emit       takes each event
+    stop_requested  set by a signal handler; looked at before each case
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        parts: ModuleType,
+        checker: CaseChecker,
+        emit: Callable[[Event], None],
+        journal: Journal,
+    ) -> None:
+        self.stop_requested = False
+        self._job = job
+        self._parts = parts
+        self._checker = checker
+        self._emit = emit
+        self._journal = journal
+        self._progress = Progress()
+        self._progress_sent = time.monotonic()
+        self._generated = 0
+        self._candidates: dict[str, Candidate] = {}
+        self._settled: dict[str, int] = {}  # identity -> class rank
+        self._target: Target | None = None
+        self._shrink_ends: float | None = None  # None: not minimising
+        self._problem = False
+        self._case_began = 0.0
+
+    # ---- the course of a shard ----------------------------------------------------------------
+
+    def run(self) -> None:
+        """Emits `Done` last. A `CannotCheckError` ends the shard as a `Problem`."""
+        reason = "finished"
+        try:
+            if self._job.shard.index == 0:
+                self._run_reported()
+            self._run_rounds()
+        except _EndOfTime:
+            reason = "stopped" if self.stop_requested else "time is up"
+        except CannotCheckError as error:
+            reason = "a problem"
+            self._emit(Problem(str(error)))
+        if reason != "a problem":
+            self._settle_the_rest()
+        if self._ended_early and reason == "finished":
+            reason = "a finding"
+        self._send_progress()
+        self._emit(Done(reason))
+
+    @property
+    def _ended_early(self) -> bool:
+        """Whether a finding ended the search, as it does without `--keep-going`."""
+        return bool(self._settled) and not self._job.options.keep_going
+
+    def _run_reported(self) -> None:
+        for case in self._parts.reported(self._job):
+            self._case_began = time.monotonic()
+            verdict = self._check(case)
+            if (failure := cause(verdict)) and self._is_new(failure, verdict):
+                self._keep(case, verdict, failure)
+                self._settle(failure.identity)
+                if self._ended_early:
+                    return
+
+    def _run_rounds(self) -> None:
+        strategy = self._parts.strategy(self._job)
+        round_index = 0
+        while not self._ended_early:
+            wanted = SHARD_CASES
+            if self._job.shard.cases is not None:
+                wanted = min(wanted, self._job.shard.cases - self._generated)
+            if wanted <= 0:
+                return
+            before = self._generated
+            self._run_round(strategy, round_index, wanted)
+            target, self._target = self._target, None
+            if target is not None:
+                self._settle(target.identity)
+            elif self._job.shard.cases is not None and self._generated < before + wanted:
+                return  # Hypothesis has seen all there is
+            elif self._generated == before:
+                raise CannotCheckError(
+                    f"the strategy of {self._job.shard.unit.operation} drew no case in a whole "
+                    "round; it must be able to draw one"
+                )
+            round_index += 1
+
+    def _run_round(self, strategy: Any, round_index: int, wanted: int) -> None:
+        import hypothesis
+        from hypothesis import HealthCheck, Phase, Verbosity
+        from hypothesis.configuration import set_hypothesis_home_dir
+        from hypothesis.database import DirectoryBasedExampleDatabase
+
+        options = self._job.options
+        if options.cache is not None:  # else Hypothesis puts a folder where the command runs
+            set_hypothesis_home_dir(Path(options.cache) / "hypothesis")
+        database = (
+            DirectoryBasedExampleDatabase(options.database)
+            if options.database is not None
+            else None
+        )
+        phases = [Phase.generate, Phase.target, Phase.shrink]
+        if round_index == 0 and self._job.shard.index == 0:
+            # Later, stored examples of findings that are known by then would pass, and be deleted.
+            phases.append(Phase.reuse)
+
+        # Everything is explicit, so that no profile that is loaded by itself (Hypothesis has one
+        # for CI, derandomised) changes what is drawn.
+        @hypothesis.settings(
+            max_examples=wanted,
+            phases=phases,
+            database=database,
+            deadline=None,
+            derandomize=False,
+            report_multiple_bugs=False,
+            print_blob=False,
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+            backend="hypothesis",
+        )
+        @hypothesis.seed(self._job.shard.seed(options.seed, round_index))  # below: drops databases
+        @hypothesis.given(strategy)
+        def examine(case: Case) -> None:
+            try:
+                self._examine(case)
+            except _CaseFailedError:
+                raise
+            except Exception as error:
+                raise _Broken(error) from error
+
+        statistics: list[Any] = []
+        self._case_began = time.monotonic()
+        try:
+            if options.statistics:
+                from hypothesis.statistics import collector
+
+                # Annotated as a variable of type None, after its default.
+                with collector.with_value(statistics.append):  # type: ignore[arg-type]
+                    examine()
+            else:
+                examine()
+        except _EndOfShrinking:
+            pass
+        except _Broken as broken:
+            raise broken.error from None
+        except (_CaseFailedError, hypothesis.errors.Flaky):
+            # How often the minimised case fails again is found out by `_settle`.
+            if self._target is None:
+                raise
+        for figures in statistics:
+            from hypothesis.statistics import describe_statistics
+
+            self._emit(Note(describe_statistics(figures)))
+
+    # ---- one case -----------------------------------------------------------------------------
+
+    def _examine(self, case: Case) -> None:
+        """The body of the property. Raises if the case fails as far as Hypothesis may know."""
+        shrinking = self._target is not None
+        verdict = self._check(case)
+        if not shrinking:
+            self._generated += 1
+            self._feed(verdict)
+        failure = cause(verdict)
+        if failure is None:
+            return
+        new = self._is_new(failure, verdict)
+        if new:
+            self._keep(case, verdict, failure)
+        if new and self._target is None:
+            self._target = Target(failure.identity, verdict.case_class)
+            self._begin_shrinking(HYPOTHESIS_SHARE)
+        if self._target == Target(failure.identity, verdict.case_class):
+            raise _CaseFailedError(failure.identity)
+
+    def _check(self, case: Case) -> Verdict:
+        """Has the case judged, and counts it: as a case, or towards minimising."""
+        self._raise_if_over()
+        try:
+            verdict = self._checker.check(case)
+        except CaseError as error:
+            if self._shrink_ends is None:
+                error.add_note(f"the case: {case.dumps()}")
+            raise
+        now = time.monotonic()
+        progress = self._progress
+        progress.launches += verdict.launches
+        for name, amount in verdict.checked.items():
+            progress.checked[name] = progress.checked.get(name, 0) + amount
+        if self._shrink_ends is not None:
+            progress.shrinks += 1
+        elif verdict.outcome is Outcome.NOT_RUN:
+            progress.not_run += 1
+            progress.reasons[verdict.not_run] = progress.reasons.get(verdict.not_run, 0) + 1
+        else:
+            progress.cases += 1
+            progress.seconds += now - self._case_began
+            name = str(verdict.case_class)
+            progress.classes[name] = progress.classes.get(name, 0) + 1
+        if self._job.options.verbose:
+            self._emit(Note(_describe(case, verdict)))
+        if now - self._progress_sent >= PROGRESS_EVERY_S:
+            self._send_progress()
+        self._case_began = time.monotonic()
+        return verdict
+
+    def _raise_if_over(self) -> None:
+        if self._time_is_up:
+            raise _EndOfTime
+        if self._shrink_ends is not None and time.monotonic() >= self._shrink_ends:
+            raise _EndOfShrinking
+
+    @property
+    def _time_is_up(self) -> bool:
+        deadline = self._job.deadline
+        return self.stop_requested or (deadline is not None and time.monotonic() >= deadline)
+
+    def _feed(self, verdict: Verdict) -> None:
+        """Hands the verdict's figures to Hypothesis' statistics and to its hill climbing."""
+        import hypothesis
+
+        hypothesis.event(f"class: {verdict.case_class or verdict.outcome}")
+        for name, figure in verdict.counters.items():
+            # Powers of two keep the number of different events small.
+            hypothesis.event(f"{name}: below 2^{abs(figure).bit_length()}")
+            magnitude = math.log2(1 + abs(figure))
+            hypothesis.target(-magnitude if name.startswith("distance") else magnitude, label=name)
+
+    def _is_new(self, failure: Failure, verdict: Verdict) -> bool:
+        """Not settled yet, or so far only in a class that says less."""
+        settled = self._settled.get(failure.identity)
+        return settled is None or CLASS_RANK[verdict.case_class] < settled
+
+    def _keep(self, case: Case, verdict: Verdict, failure: Failure) -> None:
+        """Stores the case if it is the first of its identity or better than the one stored."""
+        candidate, best = Candidate(case, verdict), self._candidates.get(failure.identity)
+        if best is not None and not candidate.better_than(best):
+            return
+        self._candidates[failure.identity] = candidate
+        self._emit(Failing(case, verdict))
+        unit = self._job.shard.unit
+        try:
+            self._journal.append(
+                {
+                    "operation": unit.operation,
+                    "subject": unit.subject,
+                    "backend": self._job.options.backend,
+                    "build": self._job.options.build,
+                    "identity": failure.identity,
+                    "case": case.to_json(),
+                }
+            )
+        except CannotCheckError as error:
+            # The finding goes on to the terminal; that it could not be stored is said once.
+            if not self._problem:
+                self._problem = True
+                self._emit(Problem(str(error)))
+
+    # ---- minimising ---------------------------------------------------------------------------
+
+    def _begin_shrinking(self, share: float) -> None:
+        self._shrink_ends = time.monotonic() + self._job.options.shrink_s * share
+        self._send_progress()
+
+    def _settle(self, identity: str) -> None:
+        """Minimises the best case of `identity`, repeats it, and makes it a finding."""
+        minimised = True
+        best = self._candidates[identity]
+        target = Target(identity, best.verdict.case_class)
+        self._begin_shrinking(1.0 - HYPOTHESIS_SHARE)
+
+        def still_fails(case: Case) -> bool:
+            try:
+                verdict = self._check(case)
+            except CaseError:
+                return False  # a step too far: no longer a case of the operation
+            failure = cause(verdict)
+            if failure is None:
+                return False
+            if self._is_new(failure, verdict):
+                self._keep(case, verdict, failure)
+            return Target(failure.identity, verdict.case_class) == target
+
+        try:
+            simplify(best.case, still_fails)
+        except _Stop:
+            minimised = False
+        best = self._candidates[identity]
+        repeats, runs = self._repeat(best.case, identity)
+        self._emit(Settled(best.case, best.verdict, minimised, repeats, runs))
+        self._shrink_ends = None
+        self._settled[identity] = best.rank
+        self._raise_if_over()
+
+    def _repeat(self, case: Case, identity: str) -> tuple[int, int]:
+        """How often the case fails again in the same way, of how many runs."""
+        repeats = runs = 0
+        grace_ends = time.monotonic() + REPEAT_GRACE_S
+        while runs < REPEATS and not (self._time_is_up and time.monotonic() >= grace_ends):
+            failure = cause(self._checker.check(case))
+            runs += 1
+            repeats += failure is not None and failure.identity == identity
+        return repeats, runs
+
+    def _settle_the_rest(self) -> None:
+        """Failing cases that no round has minimised: reported as they are, never dropped."""
+        rest = [identity for identity in self._candidates if identity not in self._settled]
+        for identity in rest:
+            if self._ended_early:
+                return
+            try:
+                self._settle(identity)
+            except _Stop:
+                continue
+
+    def _send_progress(self) -> None:
+        progress, self._progress = self._progress, Progress()
+        self._progress_sent = time.monotonic()
+        if progress != Progress():
+            self._emit(progress)
+
+
+def _describe(case: Case, verdict: Verdict) -> str:
+    failure = cause(verdict)
+    what = failure.identity if failure else verdict.not_run or str(verdict.outcome)
+    return f"{verdict.case_class or '?'}: {what}: {case.dumps()}"

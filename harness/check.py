@@ -1,0 +1,206 @@
+"""Checks one case on one subject: the whole chain as a function.
+
+    from pagefuzz import check, load_case
+
+    verdict = check(load_case("case.json"), subject="bundled:page-as-merged")
+    for failure in verdict.failures:
+        print(failure.title)
+
+`check` is for one case; a `Checker` keeps the worker process for many.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pagefuzz.harness import subjects
+from pagefuzz.harness.build import BuildSpec, compiler
+from pagefuzz.harness.build import build as build_object
+from pagefuzz.harness.devices import resolve_device
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.running import Assignment, FixedBytes
+from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.journal import Journal
+from pagefuzz.oracles import judging, registry
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.judgement import Run
+from pagefuzz.oracles.observation import Death, Observation
+from pagefuzz.oracles.verdict import Verdict
+
+#: Seconds after which a launch that has not come back is taken for a hang. A case takes
+#: milliseconds; the largest that the arenas accept, a few seconds.
+TIMEOUT_S = 60.0
+
+
+class Checker:
+    """One subject on one backend, in a worker process of its own. A context manager.
+
+        with Checker("cp_gather_cache", "bundled:page") as checker:
+            for case in cases:
+                verdict = checker.check(case)
+
+    The subject is built if no object of it is in the build cache, and loaded in a worker process
+    only; a launch that kills the worker is a `death` failure of that case, and the next case gets
+    a new worker. Not for several threads at once; processes and threads may each have their own.
+
+    subject   what is checked (`subjects.Subject`)
+    backend   "host" or "cuda"
+    build     flags of the object, e.g. "checked", "release", "checked,coverage"
+    device    name of what it runs on, once a worker has started
+    deaths    how many workers have died so far
+    """
+
+    def __init__(
+        self,
+        operation: str | None,
+        subject: str = "bundled:page",
+        device: str = "host",
+        build: str = "checked",
+        *,
+        timeout_s: float = TIMEOUT_S,
+        journal: Path | None = None,
+    ) -> None:
+        """Builds the subject.
+
+        operation  its name; None if the subject's name leaves no choice
+        subject    as `pagefuzz list` shows it, or "twin:<path of a .toml file>"
+        device     "host", "cuda" or "auto" (cuda where there is a GPU)
+        build      build flags, separated by commas
+        timeout_s  after which a launch counts as a hang
+        journal    file that holds the running case, so that it survives the death of this process;
+                   none by default
+
+        Raises `CannotCheckError`: an unknown name, no GPU, no compiler, a kernel that does not
+        compile, or an operation whose arguments do not match its kernel's.
+        """
+        self.subject = subjects.subject(subject, operation)
+        self._operation = registry.operation(self.subject.operation)
+        subjects.check_binding(self._operation, self.subject.source)
+        self.backend = resolve_device(device)
+        spec = BuildSpec.parse(self.backend, build)
+        self.build = spec.text
+        self._assignment = Assignment(
+            operation=self.subject.operation,
+            symbol=self.subject.symbol,
+            object_path=str(build_object(self.subject.source, spec, twin=self.subject.twin)),
+            source_path=str(self.subject.source),
+            backend=self.backend,
+            build=self.build,
+            promises_containment=self.subject.promises_containment,
+        )
+        about = {"subject": subject, "device": self.backend, "build": self.build}
+        self._worker = Worker(
+            self._assignment,
+            timeout_s=timeout_s,
+            environment=_asan_environment() if "asan" in spec.flags else None,
+            journal=Journal(journal, **about) if journal else None,
+        )
+
+    @property
+    def device(self) -> str:
+        return self._worker.device
+
+    @property
+    def deaths(self) -> int:
+        return self._worker.deaths
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the process that launches; None before the first case and after a death."""
+        return self._worker.pid
+
+    def start(self) -> None:
+        """Starts the worker, which `check` does by itself; fails early with `CannotCheckError`."""
+        self._worker.start()
+
+    def check(self, case: Case) -> Verdict:
+        """Launches a case twice and judges what was seen.
+
+        Returns a verdict that is clean, failed (the cause first) or, with the reason, not run.
+        Raises `CaseError` for a case that the operation cannot lay out, and `CannotCheckError`
+        if nothing could be judged; neither is a pass.
+        """
+        return self.check_fixed_bytes(case, wanted=False)[0]
+
+    def check_fixed_bytes(
+        self, case: Case, *, wanted: bool = True
+    ) -> tuple[Verdict, FixedBytes | None]:
+        """As `check`, with a digest of every byte that the contract fixes, to compare backends;
+        None if nothing was launched or the worker died."""
+        answer = self._worker.run(case, with_fixed_bytes=wanted)
+        if isinstance(answer, Death):
+            return self._judge_death(case, answer), None
+        return answer.verdict, answer.fixed_bytes
+
+    def _judge_death(self, case: Case, death: Death) -> Verdict:
+        """Nothing came back from the worker, so its death is judged here."""
+        plan = self._operation.plan(case)
+        expectation = self._operation.expect(plan)
+        observation = Observation(self.backend, self.build, death=death)
+        contained = self.subject.promises_containment
+        return judging.judge(
+            Run(self._operation, plan, expectation, observation, contained=contained)
+        )
+
+    def close(self) -> None:
+        """Ends the worker. The fork server stays for other checkers until this process exits."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check(
+    case: Case, subject: str = "bundled:page", device: str = "host", build: str = "checked"
+) -> Verdict:
+    """Checks one case on one subject.
+
+    case     what to launch; `load_case` reads one from a file
+    subject  as `pagefuzz list` shows it, or "twin:<path of a .toml file>"
+    device   "host", "cuda" or "auto" (cuda where there is a GPU)
+    build    "checked" (default: every access and index operation is tested, and a fault comes with
+             its source line), "release", or other flags, separated by commas
+
+    Returns a `Verdict`; the subject may crash or hang without harm to this process. Raises
+    `CaseError` for a malformed case and `CannotCheckError` if the case could not be checked.
+
+    The first call compiles the subject and starts a fork server (seconds), later ones take
+    milliseconds on the host and a third of a second on a GPU. Use a `Checker` for many cases.
+    """
+    with Checker(case.operation, subject, device, build) as checker:
+        return checker.check(case)
+
+
+def _asan_environment() -> dict[str, str]:
+    """What a process needs to load an AddressSanitizer object: the runtime comes first."""
+    words = compiler("host")
+    library = Path()
+    # g++'s name for it, then clang++'s.
+    for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
+        command = [*words, f"-print-file-name={name}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CannotCheckError(f"{shlex.join(command)} failed: {error}") from None
+        library = Path(done.stdout.strip())
+        if library.is_absolute():
+            break
+    else:
+        raise CannotCheckError(f"{words[0]} comes without AddressSanitizer's runtime library")
+    return {
+        "LD_PRELOAD": str(library.resolve()),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
+    }

@@ -1,0 +1,224 @@
+"""The `pagefuzz` command: its options, its exit codes, and nothing that takes long to import.
+
+Exit codes: 0 clean; 1 findings; 2 something that was asked for could not be checked, which is never
+a pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from pagefuzz import __version__
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.profiles import PROFILES
+
+_EXAMPLES = """\
+examples:
+  pagefuzz fuzz                                   every sound bundled subject, 300 cases each
+  pagefuzz fuzz --subject bundled:page-as-merged --keep-going --time 2m --device host
+                                                  every distinct fault of one subject
+  pagefuzz fuzz --profile nightly --time 8h --report out
+                                                  new cases all night, results as JSON
+  pagefuzz replay findings/bounds-block_table-1f3a.json
+                                                  one finding again, here or on other hardware
+
+exit codes: 0 clean, 1 findings, 2 could not check (never a pass)
+"""
+
+_DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smh]?)")
+_UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration_s(text: str) -> float:
+    """ "90s", "10m", "2h", or plain seconds."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match["number"]) * _UNIT_S[match["unit"]] if match else 0.0
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a time such as 90s, 10m or 2h")
+    return seconds
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number in 0..2^64-1")
+    return int(text)
+
+
+def jobs(text: str) -> int:
+    return len(os.sched_getaffinity(0)) if text == "auto" else positive(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="pagefuzz",
+        description="Fuzzes paged KV-cache kernels: the same CUDA source on a GPU and, without "
+        "one, on the CPU.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"pagefuzz {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    commands.add_parser("doctor", help="what this machine can check, what it cannot and why")
+    commands.add_parser("list", help="operations, subjects, judgements")
+    _add_fuzz(commands)
+    _add_replay(commands)
+    return top
+
+
+def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    profiles = "\n".join(f"  {p.name:<9} {p.summary}" for p in PROFILES.values())
+    fuzz = commands.add_parser(
+        "fuzz",
+        help="draw cases, check them, minimise what fails",
+        description="Draws cases, checks each on every subject, minimises and stores what fails.",
+        epilog=f"profiles:\n{profiles}\n\n"
+        "A unit is one subject of one operation. Cases that were reported against an operation\n"
+        "run first, before any is drawn.\n\n"
+        "Ctrl-C ends the run with what was found: exit 1 if that is anything, else 2, since the\n"
+        "run was not finished.\n\n"
+        f"{_EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    fuzz.add_argument("--op", action="append", metavar="OP", help="operation; default: all")
+    fuzz.add_argument(
+        "--subject",
+        action="append",
+        metavar="S",
+        help="such as bundled:page, twin:NAME or twin:FILE.toml; default: every bundled one that "
+        "is not known to be faulty",
+    )
+    _add_device(fuzz, default="auto", build="checked")
+    fuzz.add_argument("--profile", choices=PROFILES, default="smoke", help="default: smoke")
+    bound = fuzz.add_mutually_exclusive_group()
+    bound.add_argument(
+        "--time",
+        type=duration_s,
+        metavar="T",
+        help="such as 90s, 10m, 2h: bounds the run, minimising included, in place of the "
+        "profile's number of cases; split evenly over the units",
+    )
+    bound.add_argument(
+        "--cases", type=positive, metavar="N", help="to draw a unit, in place of the profile's"
+    )
+    fuzz.add_argument(
+        "--seed", type=seed, metavar="S", help="default: 0; nightly: a new one, printed"
+    )
+    fuzz.add_argument(
+        "--jobs",
+        type=jobs,
+        default="auto",
+        metavar="N|auto",
+        help="runner processes; auto: one a core (default)",
+    )
+    fuzz.add_argument(
+        "--hostile",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="hostile values in device memory too; default: for subjects that promise containment",
+    )
+    fuzz.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="go on after a finding and list each distinct one",
+    )
+    fuzz.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write summary.json, findings/ and journal.jsonl there; default: findings/ here, "
+        "no summary",
+    )
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="check one case or finding file again",
+        description="Checks one case again. A finding file says on what; for a bare case file it "
+        "is, unless given, every bundled subject that is not known to be faulty.",
+    )
+    replay.add_argument("case", type=Path, metavar="CASE.json", help="case or finding file")
+    replay.add_argument("--subject", metavar="S", help="default: the finding's")
+    _add_device(replay, default=None, build=None)
+
+
+def _add_device(
+    command: argparse.ArgumentParser, *, default: str | None, build: str | None
+) -> None:
+    command.add_argument(
+        "--device",
+        choices=("auto", "host", "cuda"),
+        default=default,
+        help="auto: cuda where there is a GPU; "
+        + (f"default: {default}" if default else "default: the finding's, else auto"),
+    )
+    command.add_argument(
+        "--build",
+        default=build,
+        metavar="FLAGS",
+        help="checked, release, ubsan, asan, coverage, or several, separated by commas; "
+        + (f"default: {build}" if build else "default: the finding's, else checked"),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code. Raises `SystemExit` for --help and the like."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(given)
+    try:
+        code = _run(options, given)
+        sys.stdout.flush()
+        return code
+    except CannotCheckError as error:
+        return _could_not(str(error))
+    except KeyboardInterrupt:
+        return _could_not("interrupted before anything was checked")
+    except BrokenPipeError:
+        # Whoever read the output is gone; nothing more can be said, nor should be at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except Exception as error:  # noqa: BLE001 - exit code 1 would mean findings
+        traceback.print_exc()
+        return _could_not(f"internal error: {type(error).__name__}: {error}; please report it")
+
+
+def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
+    # Each command is imported when it is asked for: `--help` needs neither NumPy nor torch.
+    from pagefuzz.oracles.case import CaseError
+
+    try:
+        if options.command == "fuzz":
+            from pagefuzz.harness.commands.fuzz import fuzz
+
+            return fuzz(options, given)
+        if options.command == "replay":
+            from pagefuzz.harness.commands.replay import replay
+
+            return replay(options)
+        if options.command == "list":
+            from pagefuzz.harness.commands.listing import listing
+
+            return listing()
+        from pagefuzz.harness.commands.doctor import doctor
+
+        return doctor()
+    except CaseError as error:
+        raise CannotCheckError(str(error)) from error
+
+
+def _could_not(sentence: str) -> int:
+    print(f"pagefuzz: {sentence}", file=sys.stderr)
+    return 2

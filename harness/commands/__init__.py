@@ -1,0 +1,1 @@
+"""What each `pagefuzz` command does, one module a command."""

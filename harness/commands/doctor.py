@@ -1,0 +1,54 @@
+"""`pagefuzz doctor`: prints what `harness.doctor` finds."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from pagefuzz.harness.doctor import CUDA, HOST, LAYERS, examine
+from pagefuzz.harness.reporters.figures import table
+
+_NAME_WIDTH = 19
+
+
+def doctor() -> int:
+    """Exit code 0 if anything can be checked here, else 2."""
+    width = shutil.get_terminal_size().columns
+    found = examine()
+    for fact in found.facts:
+        _field(f"{' ' if fact.there else '!'} {fact.name}", fact.text, width)
+    print()
+    for line in table(
+        ("layer", HOST, CUDA, "sees"),
+        [
+            (
+                layer.name,
+                found.layer_on(layer, HOST),
+                found.layer_on(layer, CUDA),
+                layer.sees,
+            )
+            for layer in LAYERS
+        ],
+        left=(0, 1, 2, 3),
+    ):
+        print(line)
+    print()
+    for backend, why in found.unusable.items():
+        _field(f"  {backend}", f"cannot be used: {why}" if why else "can be used", width)
+    usable = [backend for backend, why in found.unusable.items() if not why]
+    if not usable:
+        print("nothing can be checked on this machine")
+        return 2
+    print(f"\n--device auto runs on {'cuda' if CUDA in usable else HOST}")
+    return 0
+
+
+def _field(label: str, text: str, width: int) -> None:
+    print(
+        textwrap.fill(
+            text,
+            width,
+            initial_indent=f"{label:<{_NAME_WIDTH}} ",
+            subsequent_indent=" " * (_NAME_WIDTH + 1),
+        )
+    )

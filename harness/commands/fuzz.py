@@ -1,0 +1,150 @@
+"""`pagefuzz fuzz`: runs a campaign and reports it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pagefuzz.harness.build import cache_folder
+from pagefuzz.harness.campaign.engine import Campaign
+from pagefuzz.harness.campaign.plan import Options, Unit
+from pagefuzz.harness.commands.selection import selected_subjects
+from pagefuzz.harness.devices import machine, resolve_device
+from pagefuzz.harness.profiles import PROFILES, Profile
+from pagefuzz.harness.reporters import Reporter
+from pagefuzz.harness.reporters.figures import duration
+from pagefuzz.harness.reporters.live import LiveReporter
+from pagefuzz.harness.reporters.plain import PlainReporter
+from pagefuzz.harness.reporters.summary import SummaryReporter
+from pagefuzz.harness.versions import commit, versions
+from pagefuzz.oracles import registry
+
+#: At most this part of a run that is bound by time goes to minimising one finding.
+SHRINK_SHARE = 1 / 6
+
+
+def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Returns the exit code. Raises `CannotCheckError` before anything has run."""
+    profile = PROFILES[options.profile]
+    chosen = selected_subjects(options.op, options.subject)
+    backend = resolve_device(options.device)
+    gpu = machine().gpu
+    device = gpu.name if backend == "cuda" and gpu is not None else "host"
+    units = [
+        Unit(
+            subject.operation,
+            subject.name,
+            subject.promises_containment if options.hostile is None else options.hostile,
+        )
+        for subject in chosen
+    ]
+    build = _build_all(units, backend, options.build)
+
+    time_s, cases = options.time, options.cases
+    if time_s is None and cases is None:
+        time_s, cases = profile.time_s, profile.cases
+    seed = options.seed
+    if seed is None:
+        seed = secrets.randbits(32) if profile.fixed_seed is None else profile.fixed_seed
+    folder = options.report or Path()
+    report = folder / "findings"
+    cache = cache_folder().parent
+    settings = Options(
+        backend=backend,
+        build=build,
+        seed=seed,
+        keep_going=options.keep_going,
+        shrink_s=profile.shrink_s
+        if time_s is None
+        else min(profile.shrink_s, time_s * SHRINK_SHARE),
+        verbose=profile.verbose,
+        statistics=profile.verbose or bool(os.environ.get("PAGEFUZZ_STATISTICS")),
+        cache=str(cache),
+        database=str(cache / "examples") if profile.example_database else None,
+        journal=str(report / "journal.jsonl"),
+    )
+    judgements = registry.judgements()
+    judgement_units = {name: judgement.unit for name, judgement in judgements.items()}
+    found_versions, found_commit = versions(), commit()
+    bound = f"{duration(time_s)} in all" if time_s is not None else f"{cases:,} cases a unit"
+    header = _header(
+        units,
+        backend,
+        f"{backend}, {build} build" + (f", {device}" if device != backend else ""),
+        f"{profile.name}: {bound}, seed {seed}, --jobs {options.jobs}",
+        found_versions,
+        found_commit,
+    )
+    reporters = [_terminal_reporter(header, judgement_units, profile)]
+    if options.report is not None:
+        reporters.append(
+            SummaryReporter(
+                options.report,
+                command=["pagefuzz", *command],
+                profile=profile.name,
+                commit=found_commit,
+                judgement_units=judgement_units,
+            )
+        )
+    campaign = Campaign(
+        units,
+        settings,
+        cases=cases,
+        time_s=time_s,
+        jobs=options.jobs,
+        findings=report,
+        reporters=reporters,
+        device=device,
+        judgements=tuple(judgements),
+        versions=found_versions,
+    )
+    return campaign.run().exit_code
+
+
+def _build_all(units: Sequence[Unit], backend: str, build: str) -> str:
+    """Compiles every subject that is not in the build cache. Returns the build's full name."""
+    from pagefuzz.harness.check import Checker
+
+    full_name = build
+    for unit in units:
+        with Checker(unit.operation, unit.subject, backend, build) as checker:
+            full_name = checker.build
+    return full_name
+
+
+def _header(
+    units: Sequence[Unit],
+    backend: str,
+    device: str,
+    run: str,
+    found: Mapping[str, str],
+    found_commit: str | None,
+) -> list[str]:
+    names = ", ".join(f"{u.name}{'' if u.hostile else ' (no hostile cases)'}" for u in units)
+    of = f" ({found_commit[:12]})" if found_commit else ""
+    compiler = found["host compiler" if backend == "host" else "nvcc"]
+    return [
+        (
+            f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
+            f"Hypothesis {found['hypothesis']}, torch {found['torch']}"
+        ),
+        f"device   {device}; {compiler}",
+        f"units    {names}",
+        f"profile  {run}",
+    ]
+
+
+def _terminal_reporter(
+    header: Sequence[str], judgement_units: Mapping[str, str], profile: Profile
+) -> Reporter:
+    """Live on a terminal, else lines; CI's pseudo-terminals get lines too."""
+    if sys.stdout.isatty() and not os.environ.get("CI") and not profile.verbose:
+        from rich.console import Console
+
+        return LiveReporter(header, judgement_units, Console(highlight=False))
+    return PlainReporter(header, judgement_units, shutil.get_terminal_size().columns)

@@ -1,0 +1,49 @@
+"""`pagefuzz list`: what there is to check, and what it is checked for."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable
+
+from pagefuzz.harness import subjects
+from pagefuzz.oracles import registry
+
+
+def listing() -> int:
+    width = shutil.get_terminal_size().columns
+    _print("operations", ((o.name, o.summary) for o in registry.operations().values()), width)
+    for operation in registry.operations():
+        rows = []
+        for subject in subjects.subjects():
+            if subject.operation != operation:
+                continue
+            promise = (
+                "contains hostile values" if subject.promises_containment else "no containment"
+            )
+            text = subject.summary if subject.twin is None else ""
+            faults = f"faults: {subject.faults}" if subject.faults else ""
+            rows.append((subject.name, "; ".join(filter(None, (text, promise, faults)))))
+        _print(f"subjects of {operation}", rows, width)
+    _print(
+        "judgements",
+        ((j.name, f"{j.summary} (counts {j.unit})") for j in registry.judgements().values()),
+        width,
+    )
+    return 0
+
+
+def _print(title: str, rows: Iterable[tuple[str, str]], width: int) -> None:
+    rows = list(rows)
+    print(title)
+    column = max((len(name) for name, _ in rows), default=0) + 4
+    for name, text in rows:
+        print(
+            textwrap.fill(
+                text,
+                width,
+                initial_indent=f"  {name}".ljust(column),
+                subsequent_indent=" " * column,
+            )
+        )
+    print()

@@ -1,0 +1,71 @@
+"""`pagefuzz replay`: one case again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from pagefuzz.harness.check import Checker
+from pagefuzz.harness.commands.selection import selected_subjects
+from pagefuzz.harness.findings import Finding, cause, describe_case, load_finding
+from pagefuzz.oracles.case import Case, load_case
+from pagefuzz.oracles.verdict import Outcome
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Returns the exit code: 1 if the case fails on any subject, else 2 if it was not run."""
+    path: Path = options.case
+    case = load_case(path)
+    finding = load_finding(path) if _is_finding(path) else None
+    device = options.device or (finding.backend if finding else "auto")
+    build = options.build or (finding.build if finding else "checked")
+    subject = options.subject or (finding.subject if finding else None)
+    names = None if subject is None else [subject]
+    codes = [
+        _replay_on(case, chosen.name, device, build, finding, path)
+        for chosen in selected_subjects([case.operation], names)
+    ]
+    return 1 if 1 in codes else max(codes)
+
+
+def _replay_on(
+    case: Case, subject: str, device: str, build: str, finding: Finding | None, path: Path
+) -> int:
+    with Checker(case.operation, subject, device, build) as checker:
+        verdict = checker.check(case)
+        where = f"{case.operation} · {subject} · {checker.backend} · {checker.build} build"
+        if verdict.outcome is Outcome.NOT_RUN:
+            print(f"pagefuzz: {where}: the case was not run: {verdict.not_run}", file=sys.stderr)
+            return 2
+        failure = cause(verdict)
+        if failure is None:
+            print(f"{where}\ncase    {describe_case(case)}   class: {verdict.case_class}")
+            print(f"checked {', '.join(verdict.checked)}; {verdict.launches} launches")
+            print(
+                f"the finding does not reproduce: {finding.identity} did not happen"
+                if finding
+                else "clean"
+            )
+            return 0
+        now = Finding(
+            operation=case.operation,
+            subject=subject,
+            backend=checker.backend,
+            device=checker.device,
+            build=checker.build,
+            case=case,
+            verdict=verdict,
+        )
+        print(now.text(shutil.get_terminal_size().columns, path if finding else None))
+        if finding is not None and failure.identity != finding.identity:
+            print(f"\nfails in another way than recorded: {finding.identity}")
+    return 1
+
+
+def _is_finding(path: Path) -> bool:
+    """Of a file that `load_case` could read."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return isinstance(data, dict) and "pagefuzz_finding" in data

@@ -1,0 +1,134 @@
+"""What this machine can check, what it cannot, and why: the facts behind `pagefuzz doctor`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagefuzz.harness.build import compiler, compiler_version
+from pagefuzz.harness.devices import Machine, machine
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.versions import versions
+
+HOST, CUDA = "host", "cuda"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A detection layer of this version. backends: where it exists; needs: the build it takes."""
+
+    name: str
+    sees: str
+    backends: Sequence[str]
+    needs: str = ""
+
+
+#: What this version has. A layer is listed once it exists, not before.
+LAYERS = (
+    Layer("reference, bit-exact", "wrong values", (HOST, CUDA)),
+    Layer("whole-buffer byte diff", "writes to any forbidden byte", (HOST, CUDA)),
+    Layer("red zones", "writes just outside a buffer", (HOST, CUDA)),
+    Layer("two fills", "forbidden reads that reach the output", (HOST, CUDA)),
+    Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
+    Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
+    Layer("worker deaths", "crashes, aborts, poisoned contexts", (HOST, CUDA)),
+    Layer("checked build", "every forbidden access, with the line", (HOST, CUDA), "checked"),
+    Layer("checked index type", "wrap, lossy narrowing, with the line", (HOST, CUDA), "checked"),
+    Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
+    Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
+)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line: what it is, whether it is there, and its version or the reason it is not."""
+
+    name: str
+    there: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """facts, and for each backend why it cannot be used (empty: it can)."""
+
+    facts: tuple[Fact, ...]
+    unusable: dict[str, str]
+
+    def layer_on(self, layer: Layer, backend: str) -> str:
+        """ "yes", the build it needs, or why not, in a few characters."""
+        if backend not in layer.backends:
+            return "-"
+        if self.unusable[backend]:
+            return "no"
+        if layer.needs == "asan" and not self._has("AddressSanitizer"):
+            return "no"
+        return f"yes ({layer.needs})" if layer.needs else "yes"
+
+    def _has(self, name: str) -> bool:
+        return any(fact.there for fact in self.facts if fact.name == name)
+
+
+def examine() -> Examination:
+    here = machine()
+    found = versions()
+    facts = [
+        Fact(name, found.get(name, "unknown") != "unknown", found.get(name, "unknown"))
+        for name in ("python", "pagefuzz", "hypothesis", "torch", "numpy", "cffi")
+    ]
+    host, cuda = _compiler("host compiler", "host"), _compiler("nvcc", "cuda")
+    clang = next((c.version for c in here.compilers if c.name == "clang++"), "")
+    facts += [
+        host,
+        Fact("clang++", bool(clang), clang or "none; optional, for a second host build"),
+        cuda,
+        _gpu(here),
+        _asan(),
+        _sanitizer(),
+    ]
+    unusable = {
+        HOST: "" if host.there else host.text,
+        CUDA: here.no_gpu or ("" if cuda.there else cuda.text),
+    }
+    return Examination(tuple(facts), unusable)
+
+
+def _compiler(name: str, target: str) -> Fact:
+    try:
+        return Fact(name, True, compiler_version(target))
+    except CannotCheckError as error:
+        return Fact(name, False, str(error))
+
+
+def _gpu(here: Machine) -> Fact:
+    gpu = here.gpu
+    if gpu is None:
+        return Fact("GPU", False, here.no_gpu)
+    memory = f"{gpu.memory_bytes / 2**30:.0f} GiB"
+    return Fact(
+        "GPU",
+        True,
+        f"{gpu.name}, {memory}, {gpu.architecture}, driver {gpu.driver}, CUDA {gpu.cuda}",
+    )
+
+
+def _asan() -> Fact:
+    name = "AddressSanitizer"
+    try:
+        command = [*compiler("host"), "-print-file-name=libasan.so"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (CannotCheckError, OSError, subprocess.TimeoutExpired):
+        return Fact(name, False, "none; its runtime comes with the host compiler")
+    library = Path(done.stdout.strip())
+    if not library.is_absolute():
+        return Fact(name, False, f"none; {command[0]} comes without libasan.so")
+    return Fact(name, True, library.name)
+
+
+def _sanitizer() -> Fact:
+    there = shutil.which("compute-sanitizer") is not None
+    text = "found" if there else "none"
+    return Fact("compute-sanitizer", there, f"{text}; this version does not run it")

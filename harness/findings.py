@@ -1,0 +1,344 @@
+"""Findings: a minimised failing case with its explanation, as text and on disk.
+
+Light on purpose: reading or printing a finding needs neither NumPy nor torch, unless the line that
+describes the case has to be made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
+
+FINDING_SCHEMA = 1
+
+#: Lines of the report that a judgement may fill, in the order in which they are printed.
+DETAIL_ORDER = ("access", "got", "want", "where", "means", "effect")
+
+#: What each judgement looks with, for the line that says who saw the fault.
+LAYERS = {
+    "bounds": "checked build",
+    "overflow": "checked index type",
+    "output": "two fills against the reference",
+    "untouched": "byte diff and red zones",
+    "counts": "counters",
+    "refusal": "launch status",
+    "launch": "launch status",
+    "death": "worker",
+}
+
+_LABEL_WIDTH = 8
+
+
+def cause(verdict: Verdict) -> Failure | None:
+    """The failure that names the finding; None if there is none (notes are no failures)."""
+    if verdict.outcome is not Outcome.FAILED:
+        return None
+    return next((f for f in verdict.failures if f.severity is Severity.FAILURE), None)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One distinct fault of one subject.
+
+    verdict     of the minimised case; its first failure names the finding
+    device      in words ("host", "NVIDIA H200")
+    minimised   False if time ran out before nothing smaller failed
+    repeats     how many of `runs` further runs of the case failed in the same way
+    """
+
+    operation: str
+    subject: str
+    backend: str
+    device: str
+    build: str
+    case: Case
+    verdict: Verdict
+    minimised: bool = False
+    repeats: int = 0
+    runs: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> Failure:
+        failure = cause(self.verdict)
+        if failure is None:
+            raise ValueError("a finding needs a verdict that failed")
+        return failure
+
+    @property
+    def identity(self) -> str:
+        return self.failure.identity
+
+    @property
+    def digest(self) -> str:
+        """Hex digits that tell this finding from every other one in a folder."""
+        text = "/".join((self.operation, self.subject, self.backend, self.build, self.identity))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def stem(self, digits: int = 4) -> str:
+        """Of its file names: "bounds-block_table-1f3a"."""
+        words = [self.failure.judgement]
+        if what := _what(self.failure, self.operation):
+            words.append(what)
+        return "-".join((*(_slug(word) for word in words), self.digest[:digits]))
+
+    # ---- as JSON ------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pagefuzz_finding": FINDING_SCHEMA,
+            "identity": self.identity,
+            "title": self.failure.title,
+            "operation": self.operation,
+            "subject": self.subject,
+            "backend": self.backend,
+            "device": self.device,
+            "build": self.build,
+            "case": self.case.to_json(),
+            "verdict": self.verdict.to_json(),
+            "minimised": self.minimised,
+            "repeats": self.repeats,
+            "runs": self.runs,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """Raises `CaseError` with one sentence."""
+        schema = data.get("pagefuzz_finding")
+        if schema != FINDING_SCHEMA:
+            raise CaseError(
+                f'a finding needs "pagefuzz_finding": {FINDING_SCHEMA} (the schema version), '
+                f"got {schema!r}"
+            )
+        case = Case.from_json(data.get("case"))
+        try:
+            finding = cls(
+                operation=str(data["operation"]),
+                subject=str(data["subject"]),
+                backend=str(data["backend"]),
+                device=str(data["device"]),
+                build=str(data["build"]),
+                case=case,
+                verdict=Verdict.from_json(data["verdict"]),
+                minimised=bool(data["minimised"]),
+                repeats=int(data["repeats"]),
+                runs=int(data["runs"]),
+                versions=dict(data["versions"]),
+            )
+            _ = finding.failure
+        except KeyError as error:
+            raise CaseError(f"the finding lacks {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CaseError(f"the finding is malformed: {error}") from None
+        return finding
+
+    # ---- as text ------------------------------------------------------------------------------
+
+    def text(self, width: int = 80, path: Path | None = None) -> str:
+        """The report, always in one order. `path` of the JSON file is for the rerun lines."""
+        failure = self.failure
+        left = f"{failure.judgement.upper()}  {failure.title}"
+        right = f"{self.operation} · {self.subject} · {self.backend} · {self.build} build"
+        if len(left) + 3 + len(right) <= width:
+            lines = [left + " " * (width - len(left) - len(right)) + right]
+        else:
+            lines = [*textwrap.wrap(left, width, subsequent_indent=" " * _LABEL_WIDTH)]
+            lines += textwrap.wrap(
+                right,
+                width,
+                initial_indent=" " * _LABEL_WIDTH,
+                subsequent_indent=" " * _LABEL_WIDTH,
+            )
+        case_class = str(self.verdict.case_class or "unknown")
+        fields = [("case", f"{describe_case(self.case)}   class: {case_class}")]
+        details = dict(failure.details)
+        seen = details.pop("seen", "")
+        fields += [(label, details.pop(label)) for label in DETAIL_ORDER if label in details]
+        fields += details.items()
+        fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, self._repeated())))))
+        for label, text in fields:
+            for part in text.splitlines():
+                lines += _labelled(label, part, width)
+                label = ""
+        if path is not None:
+            shown = _shown(path)
+            lines.append(f"{'again':<{_LABEL_WIDTH}}pagefuzz replay {shown}")
+            lines.append(" " * _LABEL_WIDTH + f"pytest {shown.with_name(self._test_name(path))}")
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _seen(self) -> str:
+        """Who saw the case fail, who looked and saw nothing, and who could not look."""
+
+        def named(judgement: str) -> str:
+            layer = LAYERS.get(judgement)
+            return f"{judgement} ({layer})" if layer else judgement
+
+        saw = dict.fromkeys(f.judgement for f in self.verdict.failures)
+        silent = [name for name in self.verdict.checked if name not in saw]
+        blind = [
+            name
+            for name in ("bounds", "overflow")
+            if name not in saw and name not in self.verdict.checked and "checked" not in self.build
+        ]
+        parts = [", ".join(named(name) for name in saw)]
+        if silent:
+            parts.append(f"looked and saw nothing: {', '.join(silent)}")
+        if blind:
+            parts.append(f"blind in a {self.build} build: {', '.join(blind)}")
+        return "; ".join(parts)
+
+    def _repeated(self) -> str:
+        if self.runs == 0:
+            return "not repeated"
+        repeated = f"{self.repeats} of {self.runs} further runs failed the same way"
+        return repeated if self.minimised else f"{repeated}; not fully minimised, time was up"
+
+    @staticmethod
+    def _test_name(path: Path) -> str:
+        return f"test_{path.stem.replace('-', '_')}.py"
+
+    # ---- on disk ------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> Path:
+        """Writes the JSON file and its test into `folder`, each whole or not at all.
+
+        Returns the path of the JSON file. Raises `CannotCheckError` if they cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{self.stem()}.json"
+            if self._is_of_another_finding(path):
+                path = folder / f"{self.stem(digits=12)}.json"
+            write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
+            write_whole(path.with_name(self._test_name(path)), self._test(path))
+        except OSError as error:
+            raise CannotCheckError(
+                f"cannot store a finding in {folder}: {error.strerror or error}; "
+                "free space there or choose another folder with --report"
+            ) from error
+        return path
+
+    def _is_of_another_finding(self, path: Path) -> bool:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return Finding.from_json(data).digest != self.digest
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def _test(self, path: Path) -> str:
+        title = f"{self.failure.judgement.upper()} {self.failure.title}"
+        where = f"{self.operation}, {self.subject}, {self.backend}, {self.build} build"
+        doc = "\n".join(textwrap.wrap(f"{title} ({where}).".replace("\\", "/"), 96))
+        return f'''"""{doc.replace('"', "'")}"""
+
+from pathlib import Path
+
+from pagefuzz.harness.findings import assert_fixed
+
+
+def {self._test_name(path).removesuffix(".py")}() -> None:
+    """Fails until the subject handles the case beside this file."""
+    assert_fixed(Path(__file__).with_name("{path.name}"))
+'''
+
+
+def load_finding(path: Path) -> Finding:
+    """Raises `CaseError` with one sentence that names the file."""
+    try:
+        return Finding.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise CaseError(f"{path}: cannot read the finding: {error.strerror}") from None
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None
+    except (ValueError, AttributeError) as error:
+        raise CaseError(f"{path}: not a JSON finding: {error}") from None
+
+
+def assert_fixed(path: Path) -> None:
+    """Runs a finding's case again, on the device and build it was found with.
+
+    Raises `AssertionError` with the report while the subject fails it, and `CannotCheckError` if
+    it cannot be run here, which is not a pass.
+    """
+    from pagefuzz.harness.check import Checker
+
+    finding = load_finding(path)
+    with Checker(finding.operation, finding.subject, finding.backend, finding.build) as checker:
+        verdict = checker.check(finding.case)
+    if verdict.outcome is Outcome.NOT_RUN:
+        raise CannotCheckError(f"{path}: the case was not run: {verdict.not_run}")
+    if cause(verdict) is not None:
+        text = Finding(**{**vars(finding), "verdict": verdict, "runs": 0}).text(path=path)
+        raise AssertionError(f"not fixed:\n{text}")
+
+
+def describe_case(case: Case) -> str:
+    """The operation's line for the case; the case as JSON if the operation cannot say."""
+    from pagefuzz.oracles import registry
+
+    try:
+        operation = registry.operation(case.operation)
+        return operation.describe(operation.plan(case))
+    except (registry.UnknownNameError, CaseError):
+        return case.dumps()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Puts a file in place in one step: readers see the old one or the new one, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _what(failure: Failure, operation: str) -> str:
+    """What a failure is about, for a file name: the buffer it names, else its first key."""
+    from pagefuzz.oracles import registry
+
+    known = registry.operations().get(operation)
+    buffers = {buffer.name for buffer in known.buffers} if known else set()
+    return next((part for part in failure.key if part in buffers), "".join(failure.key[:1]))
+
+
+def _slug(word: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", word.lower()).strip("-")[:40]
+
+
+def _shown(path: Path) -> Path:
+    """Relative to where the command runs, if it lies below."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    indent = " " * _LABEL_WIDTH
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"{label:<{_LABEL_WIDTH}}",
+        subsequent_indent=indent,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    ) or [label]

@@ -1,0 +1,112 @@
+"""The end of a run as text: a table a unit, what each judgement examined, and one last line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagefuzz.harness.campaign.result import Result
+from pagefuzz.harness.reporters.figures import amount, duration, plural, table
+
+
+def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
+    """`judgement_units`: what each judgement counts, by its name ("bytes")."""
+    blocks = [_unit_table(result), _checked_table(result, judgement_units, width)]
+    blocks += [_not_run(result), _findings(result), [_throughput(result), last_line(result)]]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def last_line(result: Result) -> str:
+    """What the exit code says, in words."""
+    if result.findings:
+        return f"{plural(len(result.findings), 'findings')} in {duration(result.seconds)}"
+    if result.interrupted:
+        return "interrupted before the run was finished: not a pass, though nothing was found"
+    if result.all_problems:
+        return f"not checked: {plural(len(result.all_problems), 'problems')}, listed above"
+    return f"clean: nothing was found in {duration(result.seconds)}"
+
+
+def _unit_table(result: Result) -> list[str]:
+    return table(
+        ("operation/subject", "cases", "launches", "cases/s/core", "not run", "findings"),
+        [
+            (
+                name,
+                f"{unit.totals.cases:,}",
+                f"{unit.totals.launches:,}",
+                f"{unit.totals.cases_a_second:.0f}",
+                f"{unit.totals.not_run:,}",
+                f"{len(unit.findings)}",
+            )
+            for name, unit in result.units.items()
+        ],
+    )
+
+
+def _checked_table(result: Result, judgement_units: Mapping[str, str], width: int) -> list[str]:
+    """A column a unit if they fit, else one for all together."""
+    columns = {unit.unit.subject: unit.totals.checked for unit in result.units.values()}
+    if len(columns) < len(result.units):
+        columns = {name: unit.totals.checked for name, unit in result.units.items()}
+    everything = {"all subjects": result.totals.checked}
+    for choice in (columns, everything):
+        names = [
+            *(name for name in judgement_units if name in result.totals.checked),
+            *(name for name in result.totals.checked if name not in judgement_units),
+        ]
+        lines = table(
+            ("checked", *choice),
+            [
+                (
+                    name,
+                    *(
+                        amount(checked[name], judgement_units.get(name, "cases"))
+                        if name in checked
+                        else "nothing"
+                        for checked in choice.values()
+                    ),
+                )
+                for name in names
+            ],
+        )
+        if max(map(len, lines)) <= width:
+            break
+    return lines if names else []
+
+
+def _not_run(result: Result) -> list[str]:
+    """Why cases were not run, the most frequent reasons of each unit."""
+    lines = []
+    for name, unit in result.units.items():
+        reasons = sorted(unit.totals.reasons.items(), key=lambda item: -item[1])
+        lines += [f"not run, {name}: {plural(n, 'cases')}: {why}" for why, n in reasons[:3]]
+    return lines
+
+
+def _findings(result: Result) -> list[str]:
+    lines = []
+    for unit in result.units.values():
+        for found in unit.found.values():
+            if (finding := found.finding) is not None:
+                failure = finding.failure
+                stored = f"  {found.path}" if found.path else "  (not stored)"
+                lines += [
+                    f"{failure.judgement.upper()}  {failure.title}  ({unit.unit.name})",
+                    stored,
+                ]
+        others = sum(found.finding is None for found in unit.found.values())
+        if others:
+            lines.append(
+                f"{unit.unit.name} failed in {plural(others, 'other ways')} too; "
+                "--keep-going lists them"
+            )
+    return lines
+
+
+def _throughput(result: Result) -> str:
+    totals = result.totals
+    per_case = totals.launches / max(1, totals.cases + totals.shrinks)
+    return (
+        f"{plural(totals.cases, 'cases')}, {plural(totals.launches, 'launches')} "
+        f"({per_case:.1f} a case): {totals.cases_a_second:.0f} cases a second a core"
+    )

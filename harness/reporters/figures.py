@@ -1,0 +1,42 @@
+"""Figures as people read them: amounts, durations, plain tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def duration(seconds: float) -> str:
+    """8 s, 1 min 05 s, 2 h 03 min."""
+    whole = round(max(seconds, 0.0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def amount(number: int, unit: str) -> str:
+    """12 cases, 1 launch, 3.2 GB."""
+    if unit == "bytes" and number >= 10_000:
+        power = min((len(str(number)) - 1) // 3, 5)
+        return f"{number / 1000**power:.1f} {' kMGTP'[power]}B"
+    return plural(number, unit)
+
+
+def plural(number: int, nouns: str) -> str:
+    """`nouns` is the plural, which in English ends in -s for everything that is counted here."""
+    return f"{number:,} {nouns.removesuffix('s') if number == 1 else nouns}"
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)
+) -> list[str]:
+    """Lines of a table: the columns in `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if position in left else cell.rjust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]

@@ -1,0 +1,181 @@
+"""What a worker does with one case: plan, expect, launch twice, judge."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
+from pagefuzz.harness.memory.cuda import CudaArena
+from pagefuzz.harness.memory.driver import Driver
+from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.harness.native import BuiltObject, NotAcceptedError
+from pagefuzz.harness.workers.protocol import Stage
+from pagefuzz.oracles import judging, registry
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.contents import FILLS
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.judgement import Run
+from pagefuzz.oracles.layout import Plan, Role
+from pagefuzz.oracles.observation import Launch, Observation
+from pagefuzz.oracles.verdict import Outcome, Verdict
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one worker launches, as it travels to it.
+
+    object_path, source_path  of the built object and of the .cu that holds its ABI fragment
+    """
+
+    operation: str
+    symbol: str
+    object_path: str
+    source_path: str
+    backend: str
+    build: str
+    promises_containment: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class FixedBytes:
+    """Everything the contract fixes of a case's results, to compare two backends.
+
+    statuses       of the two launches
+    byte_count     must-write bytes, and counters where their values are fixed, of both launches
+    digest         of those bytes, in order of buffers and offsets
+    """
+
+    statuses: tuple[int, ...]
+    byte_count: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> FixedBytes:
+        return cls(tuple(data["statuses"]), data["byte_count"], data["digest"])
+
+
+@dataclass(frozen=True)
+class Answer:
+    verdict: Verdict
+    fixed_bytes: FixedBytes | None = None
+
+
+class Runner:
+    """One subject, loaded, and the memory it works on.
+
+    device  name of what it runs on
+    """
+
+    def __init__(self, assignment: Assignment, enter: Callable[[Stage], None]) -> None:
+        """Raises `CannotCheckError`. `enter` is told what the worker is about to do."""
+        self._assignment, self._enter = assignment, enter
+        self._operation = registry.operation(assignment.operation)
+        driver: Driver | None = None
+        self.device = "host"
+        if assignment.backend == "cuda":
+            driver = Driver()
+            driver.use_device()
+            self.device = driver.properties().name
+        self._object = BuiltObject(
+            Path(assignment.object_path),
+            Path(assignment.source_path),
+            assignment.operation,
+            assignment.symbol,
+        )
+        if ("cuda" in self._object.flags) != (driver is not None):
+            raise CannotCheckError(f"{assignment.object_path} was not built for {self.device}")
+        self._arena: Arena = (
+            HostArena(poisons="asan" in self._object.flags)
+            if driver is None
+            else CudaArena(driver, self._object.scan)
+        )
+
+    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
+        """Launches a case once with each fill, and judges both.
+
+        Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
+        case for which there is no memory is answered as not run.
+        """
+        plan = self._operation.plan(case)
+        expectation = self._operation.expect(plan)
+        try:
+            launches = self._launches(plan, expectation)
+        except (DoesNotFitError, MemoryError) as error:
+            reason = str(error) or "the case does not fit into this machine's memory"
+            return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=reason))
+        observation = Observation(self._assignment.backend, self._assignment.build, launches)
+        contained = self._assignment.promises_containment
+        verdict = judging.judge(
+            Run(self._operation, plan, expectation, observation, contained=contained)
+        )
+        fixed = fixed_bytes(plan, expectation, launches) if with_fixed_bytes else None
+        return Answer(verdict, fixed)
+
+    def _launches(self, plan: Plan, expectation: Expectation) -> tuple[Launch, ...]:
+        subject, arena = self._object, self._arena
+        subject.marshal(plan, arena.place(plan, expectation))
+        launches = []
+        for fill in FILLS:
+            arena.fill(fill)
+            if subject.keeps_record:
+                subject.begin_check(plan, expectation, arena.store)
+            self._enter(Stage.LAUNCHING)
+            status, message = subject.launch()
+            record = None
+            if subject.keeps_record:
+                try:
+                    record = subject.end_check(plan)
+                except NotAcceptedError:
+                    arena.synchronise()  # names the fault, if the launch is why
+                    raise
+            arena.synchronise()
+            self._enter(Stage.JUDGING)
+            collected = arena.collect()
+            launches.append(
+                Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)
+            )
+        return tuple(launches)
+
+    def close(self) -> None:
+        """An orderly end: writes the counters of a coverage build."""
+        if "coverage" in self._object.flags:
+            self._object.dump_coverage()
+        self._arena.close()
+
+
+def fixed_bytes(plan: Plan, expectation: Expectation, launches: tuple[Launch, ...]) -> FixedBytes:
+    """What the contract fixes of these launches. Raises `CannotCheckError` if some of it was not
+    brought back from memory."""
+    digest = hashlib.blake2b(digest_size=16)
+    byte_count = 0
+    for launch in launches:
+        for name, buffer in plan.buffers.items():
+            fixed = expectation.footprint(name).must_write
+            counted = buffer.role is Role.COUNTERS and expectation.counts is not None
+            if counted and not buffer.is_null:
+                fixed = expectation.footprint(name).writable
+            found = 0
+            for chunk in launch.chunks.get(name, ()):
+                end = chunk.offset_bytes + chunk.after.size
+                part = chunk.after[fixed.mask(chunk.offset_bytes, end)]
+                digest.update(part.data)
+                found += part.size
+            if found != fixed.total_bytes:
+                raise CannotCheckError(
+                    f"only {found:,} of {fixed.total_bytes:,} fixed bytes of {name} were read back"
+                )
+            byte_count += found
+    return FixedBytes(
+        tuple(int(launch.status) for launch in launches), byte_count, digest.hexdigest()
+    )

@@ -1,0 +1,386 @@
+"""The watching side: asks a fork server for workers, sends them cases, notices how they end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.running import Answer, Assignment, FixedBytes
+from pagefuzz.harness.workers.journal import Journal
+from pagefuzz.harness.workers.protocol import Message, ProtocolError, Stage, receive, send
+from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.observation import Death
+from pagefuzz.oracles.verdict import Verdict
+
+START_TIMEOUT_S = 120.0
+_REAP_TIMEOUT_S = 30.0
+_SHOWN_LINES = 12
+
+
+class ForkServer:
+    """A fork server process, for any number of workers of this process. Threads may share it."""
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, preload: Sequence[str] = ()
+    ) -> None:
+        """`environment` is added to this process's, `preload` names modules to import.
+
+        Raises `CannotCheckError` with what the process printed, if it does not come up.
+        """
+        self._lock = threading.Lock()
+        self._ended: dict[int, int] = {}
+        self._channel, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "pagefuzz.harness.workers.server", str(theirs.fileno())]
+        with _OutputFile() as output:
+            self._process = subprocess.Popen(
+                [*command, *preload],
+                # One thread: a fork of a process with more is asking for a deadlock. And the
+                # current folder must not be on the path: ours has folders named like packages.
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "PYTHONSAFEPATH": "1",
+                    **(environment or {}),
+                },
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output.descriptor,
+                stderr=output.descriptor,
+            )
+            theirs.close()
+            try:
+                message = receive(self._channel, START_TIMEOUT_S)
+            except TimeoutError:
+                message = None
+            if message is None:
+                self.close()
+                said = " ".join(output.text().split()[-40:]) or "nothing was printed"
+                raise CannotCheckError(f"the fork server did not start: {said}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, assignment: Assignment, descriptors: Sequence[int]) -> int:
+        """Starts a worker with these descriptors (socket, output, stage); its process id."""
+        with self._lock:
+            try:
+                send(self._channel, {"fork": assignment.to_json()}, descriptors)
+                while True:
+                    message = self._receive(START_TIMEOUT_S)
+                    if "forked" in message:
+                        return int(message["forked"])
+            except OSError as error:
+                raise CannotCheckError(f"the fork server is gone: {error}") from None
+
+    def end_status(self, pid: int, timeout_s: float = _REAP_TIMEOUT_S) -> int | None:
+        """The wait status of a worker that has ended, or is about to; None if that takes longer."""
+        with self._lock:
+            try:
+                while pid not in self._ended:
+                    self._receive(timeout_s)
+            except (TimeoutError, CannotCheckError):
+                return None
+            return self._ended.pop(pid)
+
+    def kill(self, pid: int) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            send(self._channel, {"kill": pid})
+
+    def _receive(self, timeout_s: float) -> Message:
+        message = receive(self._channel, timeout_s)
+        if message is None:
+            raise CannotCheckError("the fork server ended unexpectedly")
+        if "ended" in message:
+            self._ended[message["ended"]] = message["status"]
+        return message
+
+    def close(self) -> None:
+        """Ends the server and every worker of it."""
+        self._channel.close()
+        try:
+            self._process.wait(timeout=_REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_servers: dict[tuple[object, ...], ForkServer] = {}
+_servers_lock = threading.Lock()
+
+
+def shared_server(
+    environment: Mapping[str, str] | None = None, preload: Sequence[str] = ()
+) -> ForkServer:
+    """This process's server with that environment, started on first use."""
+    # A forked copy of this process must not talk into its parent's socket: hence the process id.
+    key = (os.getpid(), tuple(sorted((environment or {}).items())), tuple(preload))
+    with _servers_lock:
+        server = _servers.get(key)
+        if server is None or not server.alive:
+            if server is not None:
+                server.close()
+            elif not _servers:
+                atexit.register(close_servers)
+            server = _servers[key] = ForkServer(environment, preload)
+        return server
+
+
+def close_servers() -> None:
+    """Ends every fork server of this process; also done when it exits."""
+    with _servers_lock:
+        for key in list(_servers):
+            server = _servers.pop(key)
+            if key[0] == os.getpid():
+                server.close()
+
+
+class _OutputFile:
+    """Anonymous memory that catches what a process prints."""
+
+    def __init__(self) -> None:
+        import fcntl
+
+        self.descriptor = os.memfd_create("pagefuzz-output", os.MFD_CLOEXEC)
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_APPEND)
+
+    def text(self) -> str:
+        """The last 64 KiB."""
+        size_bytes = os.fstat(self.descriptor).st_size
+        data = os.pread(self.descriptor, 2**16, max(0, size_bytes - 2**16))
+        return data.decode("utf-8", "replace")
+
+    def clear(self) -> None:
+        os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class _Running:
+    """A worker process that answers."""
+
+    pid: int
+    channel: socket.socket
+    output: _OutputFile
+    stage: mmap.mmap
+    server: ForkServer
+
+    @classmethod
+    def fork(cls, server: ForkServer, assignment: Assignment) -> _Running:
+        """Raises `CannotCheckError` if the server is gone."""
+        channel, theirs = socket.socketpair()
+        output = _OutputFile()
+        stage_file = os.memfd_create("pagefuzz-stage", os.MFD_CLOEXEC)
+        os.ftruncate(stage_file, mmap.PAGESIZE)
+        stage = mmap.mmap(stage_file, mmap.PAGESIZE)
+        running = cls(0, channel, output, stage, server)
+        try:
+            descriptors = (theirs.fileno(), output.descriptor, stage_file)
+            running.pid = server.fork(assignment, descriptors)
+        except BaseException:
+            running.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(stage_file)
+        return running
+
+    def close(self) -> None:
+        self.channel.close()
+        self.output.close()
+        self.stage.close()
+
+
+class Worker:
+    """A worker and, when it dies, its successors. Not for several threads at once.
+
+    deaths   how many processes have ended instead of answering
+    device   what the last one said it runs on
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self._assignment, self._timeout_s = assignment, timeout_s
+        self._environment, self._journal = dict(environment or {}), journal
+        self._running: _Running | None = None
+        self.deaths = 0
+        self.device = ""
+
+    @property
+    def pid(self) -> int | None:
+        return self._running.pid if self._running else None
+
+    def start(self) -> None:
+        """Starts a process if none is there. Raises `CannotCheckError`."""
+        if self._running is not None:
+            return
+        server = shared_server(self._environment)
+        running = _Running.fork(server, self._assignment)
+        self._running = running
+        try:
+            message = receive(running.channel, START_TIMEOUT_S)
+        except TimeoutError:
+            server.kill(running.pid)
+            message = None
+        if message is None:
+            death = self._bury("start")
+            raise CannotCheckError(f"a worker died while it loaded its subject: {_said(death)}")
+        if "cannot_check" in message:
+            self._close_running()
+            raise CannotCheckError(message["cannot_check"])
+        self.device = message["ready"]
+
+    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer | Death:
+        """One case; how the process ended if it did so instead of answering.
+
+        Raises `CaseError` and `CannotCheckError`, the latter also if a process died twice before
+        it came to launch this case, which is then not the subject's doing.
+        """
+        message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
+        for _ in range(2):
+            self.start()
+            answer = self._ask(case, message)
+            if not isinstance(answer, _Unlaunched):
+                return answer
+            unlaunched = answer.death
+        raise CannotCheckError(f"a worker died before it launched the case: {_said(unlaunched)}")
+
+    def _ask(self, case: Case, message: Message) -> Answer | Death | _Unlaunched:
+        running = self._running
+        assert running is not None
+        running.output.clear()
+        running.stage[0] = Stage.IDLE
+        if self._journal is not None:
+            self._journal.write(case)
+        try:
+            send(running.channel, message)
+            answer = receive(running.channel, self._timeout_s)
+        except TimeoutError:
+            stage = Stage(running.stage[0])
+            running.server.kill(running.pid)
+            death = self._bury("hang")
+            if stage is Stage.LAUNCHING:
+                return death
+            raise CannotCheckError(
+                f"a worker was {stage.name.lower()} a case for more than {self._timeout_s:g} s"
+            ) from None
+        except ProtocolError as error:
+            running.server.kill(running.pid)
+            self._bury("")
+            raise CannotCheckError(f"a worker's answer cannot be read: {error}") from None
+        except OSError:
+            answer = None
+        if answer is None:
+            stage = Stage(running.stage[0])
+            death = self._bury("")
+            return death if stage in (Stage.LAUNCHING, Stage.JUDGING) else _Unlaunched(death)
+        if "verdict" in answer:
+            fixed = answer["fixed_bytes"]
+            return Answer(
+                Verdict.from_json(answer["verdict"]), fixed and FixedBytes.from_json(fixed)
+            )
+        if "death" in answer:
+            detail = self._bury("").detail
+            said = answer["death"]["detail"]
+            return Death(answer["death"]["how"], f"{said}\n{detail}" if detail else said)
+        if "case_error" in answer:
+            raise CaseError(answer["case_error"])
+        raise CannotCheckError(answer["cannot_check"])
+
+    def _bury(self, how: str) -> Death:
+        """Waits for the end of the process and says how it ended."""
+        running = self._running
+        assert running is not None
+        self.deaths += 1
+        running.channel.close()
+        status = running.server.end_status(running.pid)
+        if status is None:
+            running.server.kill(running.pid)
+            status = running.server.end_status(running.pid)
+        detail = _shown(running.output.text())
+        self._running = None
+        running.close()
+        if how == "hang":
+            said = f"no answer for {self._timeout_s:g} s; the worker was killed"
+            return Death("hang", f"{said}\n{detail}" if detail else said)
+        return Death(_how(status, detail), detail)
+
+    def _close_running(self) -> None:
+        if self._running is not None:
+            self._running.channel.close()
+            self._running.server.end_status(self._running.pid)
+            self._running.close()
+            self._running = None
+
+    def close(self) -> None:
+        """Ends the process in order: it may write what it has gathered (coverage)."""
+        self._close_running()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+@dataclass(frozen=True)
+class _Unlaunched:
+    """A process died without having launched the case it was given."""
+
+    death: Death
+
+
+def _how(status: int | None, output: str) -> str:
+    """The short fixed name of an end."""
+    if "ERROR: AddressSanitizer: " in output:
+        return "AddressSanitizer " + output.split("ERROR: AddressSanitizer: ")[1].split()[0]
+    if status is None:
+        return "unknown end"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    return f"exit status {os.WEXITSTATUS(status)}"
+
+
+def _shown(output: str) -> str:
+    """The lines of a dying process's output that say why: the first of a sanitizer's report, the
+    last of anything else."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    for index, line in enumerate(lines):
+        if "ERROR: AddressSanitizer" in line:
+            return "\n".join(lines[index : index + _SHOWN_LINES])
+    return "\n".join(lines[-_SHOWN_LINES:])
+
+
+def _said(death: Death) -> str:
+    return " ".join(f"{death.how} {death.detail}".split())

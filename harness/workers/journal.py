@@ -1,0 +1,56 @@
+"""The case that is running, on disk before it runs, so that no end of any process loses it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.oracles.case import Case
+
+_LIMIT_BYTES = 2**20
+
+
+class Journal:
+    """An append-only file with one JSON line a case: the last one is running, or was when its
+    process ended. Cut back to nothing now and then, and removed by `close`.
+    """
+
+    def __init__(self, path: Path, **about: str) -> None:
+        """`about` (subject, device, build) goes into every line."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._about = about
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o644)
+        self._size_bytes = os.fstat(self._file).st_size
+
+    def write(self, case: Case) -> None:
+        """Survives the death of this process; not that of the machine, which would cost a sync."""
+        line = json.dumps({**self._about, "case": case.to_json()}, separators=(",", ":")) + "\n"
+        data = line.encode()
+        if self._size_bytes + len(data) > _LIMIT_BYTES:
+            os.ftruncate(self._file, 0)
+            self._size_bytes = 0
+        self._size_bytes += os.write(self._file, data)
+
+    def close(self) -> None:
+        """An orderly end: nothing was running."""
+        os.close(self._file)
+        self.path.unlink(missing_ok=True)
+
+
+def last_entry(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a journal that was left behind; None if it has none."""
+    for line in reversed(path.read_bytes().splitlines(keepends=True)):
+        if line.endswith(b"\n"):
+            entry = json.loads(line)
+            return entry if isinstance(entry, dict) else None
+    return None
+
+
+def journal_folder() -> Path:
+    """Where journals lie: under the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "pagefuzz" / "journals"

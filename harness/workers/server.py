@@ -1,0 +1,132 @@
+"""The fork server: imports once what workers need, then forks one on request in milliseconds.
+
+It loads no subject and touches no CUDA, so whatever a worker does to itself, the next one starts
+clean. It ends, and its workers with it, when its client's end of the socket closes.
+
+    python -m pagefuzz.harness.workers.server <socket descriptor> [module to import ...]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.subjects import parse_abi
+from pagefuzz.harness.workers import worker
+from pagefuzz.harness.workers.protocol import receive_with_descriptors, send
+from pagefuzz.oracles import registry
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Server:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._children: set[int] = set()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._libc = ctypes.CDLL(None)
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        send(self._channel, {"ready": os.getpid()})
+        try:
+            while True:
+                ready, _, _ = select.select([self._channel.fileno(), self._wake_read], [], [])
+                if self._wake_read in ready:
+                    self._reap()
+                if self._channel.fileno() in ready and not self._answer():
+                    return
+        except OSError:
+            return  # the client is gone
+        finally:
+            self._end_children()
+
+    def _answer(self) -> bool:
+        message, descriptors = receive_with_descriptors(self._channel)
+        if message is None:
+            return False
+        if "kill" in message:
+            # Only a child that has not been reaped: its number cannot belong to anyone else.
+            if message["kill"] in self._children:
+                os.kill(message["kill"], signal.SIGKILL)
+        else:
+            with contextlib.suppress(CannotCheckError):
+                # Costs tens of milliseconds, once here or in every worker; which also reports it.
+                parse_abi(Path(message["fork"]["source_path"]))
+            child = os.fork()
+            if child == 0:
+                self._become_worker(message["fork"], descriptors)
+            self._children.add(child)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            send(self._channel, {"forked": child})
+        return True
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 512):
+                pass
+        while self._children:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if child == 0:
+                return
+            self._children.discard(child)
+            send(self._channel, {"ended": child, "status": status})
+
+    def _end_children(self) -> None:
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+        for child in self._children:
+            os.waitpid(child, 0)
+
+    def _become_worker(self, assignment: dict[str, object], descriptors: list[int]) -> NoReturn:
+        """The rest of a worker's life, in the forked child."""
+        code = 70
+        server = os.getppid()
+        try:
+            # A core of a process with terabytes of address space would take minutes.
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(0)  # the server ended before the line above
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            channel, output, stage = descriptors
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            code = worker.serve(socket.socket(fileno=channel), stage, assignment)
+        except BaseException:  # noqa: BLE001 - nothing may run on into the server's code
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole terminal group; the client decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    registry.operations()
+    registry.judgements()
+    _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+
+
+if __name__ == "__main__":
+    main()

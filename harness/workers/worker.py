@@ -1,0 +1,66 @@
+"""A worker: loads one subject, runs case after case, answers with small messages.
+
+It may die at any moment; whoever asked notices and starts another.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import traceback
+from typing import Any
+
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.arena import DeviceFaultError
+from pagefuzz.harness.running import Assignment, Runner
+from pagefuzz.harness.workers.protocol import Message, Stage, receive, send
+from pagefuzz.oracles.case import Case, CaseError
+
+
+def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -> int:
+    """Runs cases until the stream ends; the exit code."""
+    stage = mmap.mmap(stage_file, mmap.PAGESIZE)
+    os.close(stage_file)
+
+    def enter(new: Stage) -> None:
+        stage[0] = new
+
+    try:
+        runner = Runner(Assignment(**assignment), enter)
+    except (CannotCheckError, DeviceFaultError) as error:
+        send(channel, {"cannot_check": str(error)})
+        return 0
+    send(channel, {"ready": runner.device})
+    try:
+        while (message := receive(channel)) is not None:
+            enter(Stage.PREPARING)
+            answer = _answer(runner, message)
+            enter(Stage.IDLE)
+            send(channel, answer)
+            if "death" in answer:
+                return 0  # the context is lost: nothing more can be launched from here
+    except BrokenPipeError:
+        pass
+    runner.close()
+    return 0
+
+
+def _answer(runner: Runner, message: Message) -> Message:
+    try:
+        case = Case.from_json(message["case"])
+        answer = runner.run(case, with_fixed_bytes=message.get("with_fixed_bytes", False))
+    except CaseError as error:
+        return {"case_error": str(error)}
+    except CannotCheckError as error:
+        return {"cannot_check": str(error)}
+    except DeviceFaultError as error:
+        return {"death": {"how": error.name, "detail": str(error)}}
+    except Exception:  # noqa: BLE001 - a fault of the harness is reported, not taken for a death
+        lines = traceback.format_exc().strip().splitlines()
+        where = next((line.strip() for line in reversed(lines) if 'File "' in line), "")
+        return {"cannot_check": f"the harness failed in a worker: {lines[-1]} ({where})"}
+    return {
+        "verdict": answer.verdict.to_json(),
+        "fixed_bytes": None if answer.fixed_bytes is None else answer.fixed_bytes.to_json(),
+    }
