@@ -312,12 +312,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _what(failure: Failure, operation: str) -> str:
-    """What a failure is about, for a file name: the buffer it names, else its first key."""
+    """What a failure is about, for a file name: the buffer in its key, else its title."""
     from pagefuzz.oracles import registry
 
     known = registry.operations().get(operation)
     buffers = {buffer.name for buffer in known.buffers} if known else set()
-    return next((part for part in failure.key if part in buffers), "".join(failure.key[:1]))
+    return next((part for part in failure.key if part in buffers), failure.title)
 
 
 def _slug(word: str) -> str:

@@ -227,6 +227,9 @@ _MEMORY: Mapping[str, _Predicate] = {
     "dst: workspace before": lambda f: bool(f.spans) and f.placed("dst")[1] > 0,
     "dst: slack": lambda f: bool(f.spans) and f.placed("dst")[2] > 0,
     "dst: workspace after": lambda f: bool(f.spans) and f.placed("dst")[3] > 0,
+    "extent: no byte more than needed": lambda f: (
+        bool(f.spans) and not any(f.placed(name)[2] for name in f.plan.buffers)
+    ),
     "ignored: page stride": _ignored("page_stride_bytes", "num_pages"),
     "ignored: slot stride": _ignored("slot_stride_bytes", "page_size_tokens"),
     "ignored: destination row stride": _ignored("dst_row_stride_bytes", "dst_rows"),
@@ -433,8 +436,8 @@ _HOSTILE: Mapping[str, _Predicate] = {
     "hostile: seq_start -2^31": lambda f: any(
         f.seq_starts[r] == INT32_MIN for r in f.live if f.seq_starts
     ),
-    "hostile: seq_start 2^31 - 1": lambda f: any(
-        f.seq_starts[r] == INT32_MAX for r in f.live if f.seq_starts
+    "hostile: seq_start 2^31 - 1": lambda f: (
+        f.hostile and any(f.seq_starts[r] == INT32_MAX for r in f.live if f.seq_starts)
     ),
     "hostile: starts fall": lambda f: bool(_falls(f.starts)) and _clamped_fall(f),
     "hostile: starts fall, requests contest rows": lambda f: (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagefuzz.harness.campaign.candidate import Candidate
-from pagefuzz.harness.campaign.events import Event, Failing, Note, Problem, Progress, Settled
+from pagefuzz.harness.campaign.events import Claim, Event, Failing, Note, Problem, Progress, Settled
 from pagefuzz.harness.campaign.plan import (
     Job,
     Options,
@@ -122,7 +122,7 @@ class Campaign:
     def _read(self, runner: RunnerProcess) -> None:
         unit = self._unit(runner)
         for event in runner.read():
-            self._take(unit, event)
+            self._take(runner, unit, event)
 
     def _reap(self, selector: selectors.BaseSelector) -> None:
         for lane, runner in list(self._running.items()):
@@ -194,24 +194,29 @@ class Campaign:
 
     # ---- what runners say ---------------------------------------------------------------------
 
-    def _take(self, unit: UnitResult, event: Event) -> None:
+    def _take(self, runner: RunnerProcess, unit: UnitResult, event: Event) -> None:
         match event:
             case Progress():
                 unit.totals.add(event)
             case Failing():
-                self._take_failing(unit, Candidate(event.case, event.verdict))
+                self._take_failing(runner, unit, Candidate(event.case, event.verdict))
             case Settled():
                 self._take_settled(unit, event)
             case Note():
                 self._tell(lambda reporter: reporter.note(self, event.text))
             case Problem():
                 self._add_problem(unit, event.message, event.detail)
-                if not unit.found:
+                if event.fatal:
                     self._drop(unit)  # what stops one shard stops them all
 
-    def _take_failing(self, unit: UnitResult, candidate: Candidate) -> None:
+    def _take_failing(self, runner: RunnerProcess, unit: UnitResult, candidate: Candidate) -> None:
         identity = self._finding(unit, candidate).identity
         found = unit.found.get(identity)
+        if self.time_s is not None and (found is None or candidate.rank < found.best.rank):
+            # Who comes first minimises it. Not where runs must not depend on --jobs.
+            for other in self._running.values():
+                if other is not runner and self._unit(other) is unit:
+                    other.tell(Claim(identity, candidate.rank))
         if found is None:
             unit.found[identity] = Found(candidate)
             self._tell(lambda reporter: reporter.failing(self, unit, candidate))

@@ -75,6 +75,17 @@ class Settled:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """The other way round: another runner of the unit works on this identity.
+
+    rank  of the case class that it was seen in (`candidate.CLASS_RANK`)
+    """
+
+    identity: str
+    rank: int
+
+
+@dataclass(frozen=True)
 class Note:
     """Text for a person who asked for it (debug profile, statistics)."""
 
@@ -83,10 +94,14 @@ class Note:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why the runner gave up: the shard was not checked. `detail` is for a bug report."""
+    """Something that was asked for could not be done. `detail` is for a bug report.
+
+    fatal  the runner gives up, and others of its unit would too
+    """
 
     message: str
     detail: str = ""
+    fatal: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pagefuzz.harness.campaign.plan import running_case_file
 from pagefuzz.oracles.case import Case
-from pagefuzz.oracles.verdict import Verdict
+from pagefuzz.oracles.verdict import CaseClass, Verdict
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 class CaseChecker(Protocol):
     """What a campaign needs of `harness.check.Checker`."""
+
+    @property
+    def worker_pid(self) -> int | None: ...
 
     def check(self, case: Case) -> Verdict: ...
 
@@ -51,7 +54,19 @@ def strategy(job: Job) -> SearchStrategy[Case]:
 
 
 def reported(job: Job) -> Sequence[Case]:
-    """Cases that are run before any is drawn, by the first shard of a unit."""
+    """Cases that are run before any is drawn, by the first shard of a unit; hostile ones only
+    where hostile cases are drawn."""
+    from pagefuzz.oracles import registry
     from pagefuzz.strategies.reported import examples_for
 
-    return tuple(examples_for(job.shard.unit.operation))
+    unit = job.shard.unit
+    cases = tuple(examples_for(unit.operation).values())
+    if unit.hostile:
+        return cases
+    operation = registry.operation(unit.operation)
+    classes = [operation.expect(operation.plan(case)).case_class for case in cases]
+    return [
+        case
+        for case, case_class in zip(cases, classes, strict=True)
+        if case_class is not CaseClass.HOSTILE
+    ]

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 
-from pagefuzz.harness.campaign.events import Done, Event, decode
+from pagefuzz.harness.campaign.events import Claim, Done, Event, decode
 from pagefuzz.harness.campaign.plan import Job
 
 #: How long a runner may take to end after its time is up, or after it was asked to stop.
@@ -41,13 +42,21 @@ class RunnerProcess:
             )
         finally:
             os.close(theirs)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(json.dumps(job.to_json()).encode())
+        self._write(json.dumps(job.to_json()))
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def tell(self, claim: Claim) -> None:
+        """What it may leave to another runner."""
+        self._write(json.dumps(asdict(claim)))
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone: `ended` will notice
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
 
     def read(self) -> list[Event]:
         """Events that have arrived. A runner that was killed may leave a torn last line."""
@@ -86,6 +95,9 @@ class RunnerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # its workers, if it left any behind
         os.close(self.handle)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         with self._stderr:
             self._stderr.seek(0)
             tail = self._stderr.read()[-2000:].decode(errors="replace").strip()

@@ -1,12 +1,14 @@
 """The runner process: works off one job, and tells what happens in lines of JSON.
 
-Started as `python -P -m pagefuzz.harness.campaign.runner FD` with the job on standard input; events
-go to the open file descriptor FD. It draws and minimises but never loads a subject: the checker it
+Started as `python -P -m pagefuzz.harness.campaign.runner FD` with the job as the first line of
+standard input and claims of other runners as the following ones; events go to the open file
+descriptor FD. It draws and minimises but never loads a subject: the checker it
 opens has workers for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -15,18 +17,45 @@ import sys
 import traceback
 from pathlib import Path
 
-from pagefuzz.harness.campaign.events import Done, Event, Problem, encode
+from pagefuzz.harness.campaign.events import Claim, Done, Event, Problem, encode
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.search import Search
 from pagefuzz.harness.errors import CannotCheckError
 
 
+class Inbox:
+    """Lines of JSON from a file descriptor."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._unread = b""
+
+    def job(self) -> Job:
+        """Waits for it."""
+        while b"\n" not in self._unread:
+            chunk = os.read(self._handle, 1 << 16)
+            if not chunk:
+                raise EOFError("standard input ended before the job")
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        os.set_blocking(self._handle, False)
+        return Job.from_json(json.loads(line))
+
+    def claims(self) -> list[Claim]:
+        """Those that have arrived."""
+        with contextlib.suppress(BlockingIOError):
+            self._unread += os.read(self._handle, 1 << 16)
+        *lines, self._unread = self._unread.split(b"\n")
+        return [Claim(**json.loads(line)) for line in lines]
+
+
 class Runner:
     """One job, from its text to `Done`."""
 
-    def __init__(self, job: Job, handle: int) -> None:
-        self._job = job
+    def __init__(self, inbox: Inbox, handle: int) -> None:
+        self._inbox = inbox
+        self._job = inbox.job()
         self._handle = handle
         self._search: Search | None = None
         self._stop_requested = False
@@ -51,7 +80,9 @@ class Runner:
         try:
             parts = importlib.import_module(options.parts)
             with parts.open_checker(self._job) as checker:
-                self._search = Search(self._job, parts, checker, self.emit, journal)
+                self._search = Search(
+                    self._job, parts, checker, self.emit, journal, self._inbox.claims
+                )
                 self._search.stop_requested = self._stop_requested
                 self._search.run()
         except CannotCheckError as error:
@@ -74,7 +105,7 @@ class Runner:
 
 
 def main() -> None:
-    runner = Runner(Job.from_json(json.load(sys.stdin)), int(sys.argv[1]))
+    runner = Runner(Inbox(sys.stdin.fileno()), int(sys.argv[1]))
     signal.signal(signal.SIGTERM, runner.stop)
     signal.signal(signal.SIGINT, runner.stop)
     runner.run()

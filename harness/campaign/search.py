@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
-from pagefuzz.harness.campaign.events import Done, Event, Failing, Note, Problem, Progress, Settled
+from pagefuzz.harness.campaign.events import (
+    Claim,
+    Done,
+    Event,
+    Failing,
+    Note,
+    Problem,
+    Progress,
+    Settled,
+)
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
+from pagefuzz.harness.campaign.watchdog import Watchdog
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
 from pagefuzz.harness.profiles import SHARD_CASES
@@ -37,10 +47,19 @@ REPEATS = 10
 #: A settled finding is repeated even when time is up, but not for longer than this.
 REPEAT_GRACE_S = 2.0
 
+#: A case that is running when time is up may go on for so long.
+LAST_CASE_S = 1.0
+
+#: A candidate for a simpler case is given up after this and three times what the best one takes.
+CANDIDATE_S = 1.0
+
 #: Hypothesis' part of the time for minimising; the rest is for `simplify`.
 HYPOTHESIS_SHARE = 0.6
 
 PROGRESS_EVERY_S = 0.25
+
+
+_TOO_SLOW = Verdict(Outcome.NOT_RUN, None, not_run="it took too long")
 
 
 class _Stop(KeyboardInterrupt):
@@ -79,6 +98,7 @@ class Search:
     """Works off one job.
 
     emit       takes each event
+    claimed    what other runners of the unit have claimed since it was last asked
     stop_requested  set by a signal handler; looked at before each case
     """
 
@@ -89,6 +109,7 @@ class Search:
         checker: CaseChecker,
         emit: Callable[[Event], None],
         journal: Journal,
+        claimed: Callable[[], Iterable[Claim]] = tuple,
     ) -> None:
         self.stop_requested = False
         self._job = job
@@ -96,6 +117,7 @@ class Search:
         self._checker = checker
         self._emit = emit
         self._journal = journal
+        self._claimed = claimed
         self._progress = Progress()
         self._progress_sent = time.monotonic()
         self._generated = 0
@@ -103,8 +125,11 @@ class Search:
         self._settled: dict[str, int] = {}  # identity -> class rank
         self._target: Target | None = None
         self._shrink_ends: float | None = None  # None: not minimising
-        self._problem = False
+        self._minimising = ""  # the identity
+        self._best_s = 0.0  # that the best case of it took
+        self._complained = False
         self._case_began = 0.0
+        self._case_s = 0.0
 
     # ---- the course of a shard ----------------------------------------------------------------
 
@@ -249,20 +274,18 @@ class Search:
             self._keep(case, verdict, failure)
         if new and self._target is None:
             self._target = Target(failure.identity, verdict.case_class)
-            self._begin_shrinking(HYPOTHESIS_SHARE)
+            self._begin_shrinking(failure.identity, HYPOTHESIS_SHARE)
         if self._target == Target(failure.identity, verdict.case_class):
             raise _CaseFailedError(failure.identity)
 
     def _check(self, case: Case) -> Verdict:
         """Has the case judged, and counts it: as a case, or towards minimising."""
+        self._heed_claims()
         self._raise_if_over()
-        try:
-            verdict = self._checker.check(case)
-        except CaseError as error:
-            if self._shrink_ends is None:
-                error.add_note(f"the case: {case.dumps()}")
-            raise
+        began = time.monotonic()
+        verdict = self._judge(case)
         now = time.monotonic()
+        self._case_s = now - began
         progress = self._progress
         progress.launches += verdict.launches
         for name, amount in verdict.checked.items():
@@ -283,6 +306,45 @@ class Search:
             self._send_progress()
         self._case_began = time.monotonic()
         return verdict
+
+    def _judge(self, case: Case) -> Verdict:
+        """The verdict; "not run" if the case took too long, or is none of its operation."""
+        limits = []
+        if self._job.deadline is not None:
+            limits.append(self._job.deadline + LAST_CASE_S - time.monotonic())
+        if self._shrink_ends is not None:
+            limits.append(CANDIDATE_S + 3 * self._best_s)
+        watchdog = Watchdog(self._checker, min(limits, default=None))
+        try:
+            with watchdog:
+                verdict = self._checker.check(case)
+        except CaseError as error:
+            if self._shrink_ends is None:  # else a step too far, in making the case smaller
+                self._complain(f"a case was drawn that is none: {error}: {case.dumps()}")
+            return Verdict(Outcome.NOT_RUN, None, not_run="malformed")
+        except CannotCheckError:
+            if not watchdog.barked:
+                raise
+            return _TOO_SLOW
+        return _TOO_SLOW if watchdog.barked else verdict
+
+    def _complain(self, sentence: str) -> None:
+        """Of what is no reason to stop; once, as the first is usually the cause of the others."""
+        if not self._complained:
+            self._complained = True
+            self._emit(Problem(sentence, fatal=False))
+
+    def _heed_claims(self) -> None:
+        """Leaves alone what another runner of the unit has found first."""
+        for claim in self._claimed():
+            self._settled[claim.identity] = min(
+                claim.rank, self._settled.get(claim.identity, claim.rank)
+            )
+            candidate = self._candidates.get(claim.identity)
+            if candidate is not None and candidate.rank >= claim.rank:
+                del self._candidates[claim.identity]
+            if self._shrink_ends is not None and self._minimising == claim.identity:
+                self._shrink_ends = 0.0
 
     def _raise_if_over(self) -> None:
         if self._time_is_up:
@@ -317,6 +379,7 @@ class Search:
         if best is not None and not candidate.better_than(best):
             return
         self._candidates[failure.identity] = candidate
+        self._best_s = self._case_s
         self._emit(Failing(case, verdict))
         unit = self._job.shard.unit
         try:
@@ -331,29 +394,27 @@ class Search:
                 }
             )
         except CannotCheckError as error:
-            # The finding goes on to the terminal; that it could not be stored is said once.
-            if not self._problem:
-                self._problem = True
-                self._emit(Problem(str(error)))
+            self._complain(str(error))  # the finding itself goes on to the terminal
 
     # ---- minimising ---------------------------------------------------------------------------
 
-    def _begin_shrinking(self, share: float) -> None:
+    def _begin_shrinking(self, identity: str, share: float) -> None:
+        self._minimising = identity
         self._shrink_ends = time.monotonic() + self._job.options.shrink_s * share
         self._send_progress()
 
     def _settle(self, identity: str) -> None:
         """Minimises the best case of `identity`, repeats it, and makes it a finding."""
+        best = self._candidates.get(identity)
+        if best is None:  # another runner has claimed it meanwhile
+            self._shrink_ends = None
+            return
         minimised = True
-        best = self._candidates[identity]
         target = Target(identity, best.verdict.case_class)
-        self._begin_shrinking(1.0 - HYPOTHESIS_SHARE)
+        self._begin_shrinking(identity, 1.0 - HYPOTHESIS_SHARE)
 
         def still_fails(case: Case) -> bool:
-            try:
-                verdict = self._check(case)
-            except CaseError:
-                return False  # a step too far: no longer a case of the operation
+            verdict = self._check(case)
             failure = cause(verdict)
             if failure is None:
                 return False
@@ -365,7 +426,10 @@ class Search:
             simplify(best.case, still_fails)
         except _Stop:
             minimised = False
-        best = self._candidates[identity]
+        best = self._candidates.get(identity)
+        if best is None:
+            self._shrink_ends = None
+            return
         repeats, runs = self._repeat(best.case, identity)
         self._emit(Settled(best.case, best.verdict, minimised, repeats, runs))
         self._shrink_ends = None

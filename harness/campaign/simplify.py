@@ -88,25 +88,43 @@ def _fewer_parts(case: Case) -> Iterator[Case]:
 
 
 def _fewer_elements(case: Case) -> Iterator[Case]:
-    """Shorter lists, alone or together with the size that counts their elements."""
+    """Shorter vectors, alone or together with the size that counts their elements."""
     for size_name, size in case.sizes.items():
-        coupled = [
-            (name, key, parameter)
-            for name, values in case.values.items()
-            for key, parameter in values.parameters.items()
-            if isinstance(parameter, tuple) and len(parameter) in (size, size + 1)
-        ]
-        for begin, end in _spans(size) if coupled else ():
+        if not any(_counts(size, values) for values in case.values.values()):
+            continue
+        for begin, end in _spans(size):
             shorter = case.with_sizes(**{size_name: size - (end - begin)})
-            for name, key, parameter in coupled:
-                shorter = _with_parameter(shorter, name, key, parameter[:begin] + parameter[end:])
+            for name, values in case.values.items():
+                if _counts(size, values):
+                    shorter = _with_values(shorter, name, _cut(values, begin, end))
             yield shorter
     for name, values in case.values.items():
-        for key, parameter in values.parameters.items():
-            if isinstance(parameter, tuple):
-                for begin, end in _spans(len(parameter)):
-                    kept = parameter[:begin] + parameter[end:]
-                    yield _with_parameter(case, name, key, kept)
+        for elements in values.parameters.values():
+            if isinstance(elements, tuple):
+                for begin, end in _spans(len(elements)):
+                    yield _with_values(case, name, _cut(values, begin, end))
+
+
+def _counts(size: int, values: Values) -> bool:
+    """Whether a vector may have as many elements as a size says, give or take a terminal one."""
+    lengths = [len(p) for p in values.parameters.values() if isinstance(p, tuple)]
+    if values.recipe in ("constant", "ramp") and values.edits:
+        lengths.append(max(values.edits) + 1)  # at least
+    return any(size - 1 <= length <= size + 1 for length in lengths)
+
+
+def _cut(values: Values, begin: int, end: int) -> Values:
+    """Without the elements [begin, end); later edits move up."""
+    parameters = {
+        key: parameter[:begin] + parameter[end:] if isinstance(parameter, tuple) else parameter
+        for key, parameter in values.parameters.items()
+    }
+    edits = {
+        index if index < begin else index - (end - begin): value
+        for index, value in values.edits.items()
+        if not begin <= index < end
+    }
+    return Values(values.recipe, parameters, edits)
 
 
 def _smaller_numbers(case: Case) -> Iterator[Case]:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, CaseError
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation
-from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer, Role
 from pagefuzz.oracles.observation import Chunk
 
@@ -27,9 +26,6 @@ RED_ZONE_BYTES = 256
 #: Regions up to this size are filled and compared whole: writing position-hashed bytes costs about
 #: 7 ns each, so that a region of this size costs what the rest of a case does.
 SLAB_REGION_BYTES = 256 * 1024
-
-#: Most bytes of windows in one large region. Beyond, a case costs seconds and is not run.
-WINDOW_BYTES_LIMIT = 256 * 2**20
 
 
 class DoesNotFitError(Exception):
@@ -149,33 +145,6 @@ def overlaid_addresses(plan: Plan, addresses: dict[str, int]) -> None:
             addresses[name] = addresses[other] + offset_bytes
     for name in plan.buffers:
         addresses.setdefault(name, 0)
-
-
-def window_set(
-    buffer: PlannedBuffer, expectation: Expectation, *, begin: int, end: int, granularity: int
-) -> IntervalSet:
-    """Windows of a large region, as offsets from the base of the buffer.
-
-    The footprint, a red zone around each of its intervals, and both ends of the memory that the
-    launcher is told of; rounded outwards to multiples of `granularity` from `begin`, which is where
-    the region starts. Raises `DoesNotFitError` if they are too many bytes.
-    """
-    footprint = expectation.footprint(buffer.name)
-    touched = footprint.may_read.union(footprint.writable)
-    edges = [-buffer.placement.before_bytes, 0, buffer.memory_bytes]
-    # An edge is an empty interval, which no IntervalSet keeps: widened as plain arrays.
-    first, last = np.append(touched.begin, edges), np.append(touched.end, edges)
-    low = np.clip(first - RED_ZONE_BYTES, begin, end) - begin
-    high = np.clip(last + RED_ZONE_BYTES, begin, end) - begin
-    low -= low % granularity
-    high += -high % granularity
-    windows = IntervalSet(low + begin, np.minimum(high + begin, end))
-    if windows.total_bytes > WINDOW_BYTES_LIMIT:
-        raise DoesNotFitError(
-            f"{buffer.name} has {windows.total_bytes:,} bytes to fill and compare, "
-            f"more than {WINDOW_BYTES_LIMIT:,}"
-        )
-    return windows
 
 
 def is_written(buffer: PlannedBuffer) -> bool:

@@ -20,15 +20,14 @@ from pagefuzz.harness.memory.arena import (
     SlabRegion,
     aligned_base,
     contents,
-    is_written,
     overlaid_addresses,
     placed_buffers,
     round_up,
     slab_chunks,
     slab_regions,
-    window_set,
 )
 from pagefuzz.harness.memory.driver import Driver
+from pagefuzz.harness.memory.windows import Windows
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
@@ -50,19 +49,13 @@ class _LargeRegion:
 
     address  of the allocation
     base     offset of the buffer's base in it
-    windows  as offsets from the base
-    before   contents of each window as `fill` wrote them
     """
 
     buffer: PlannedBuffer
     address: int
     size_bytes: int
     base: int
-    windows: IntervalSet
-    before: list[Bytes]
-
-    def bounds(self) -> Iterator[tuple[int, int]]:
-        return zip(self.windows.begin.tolist(), self.windows.end.tolist(), strict=True)
+    windows: Windows
 
 
 class _Allocation:
@@ -114,14 +107,18 @@ class CudaArena:
     def _large_region(self, buffer: PlannedBuffer, expectation: Expectation) -> _LargeRegion:
         base = aligned_base(RED_ZONE_BYTES + buffer.placement.before_bytes, buffer)
         size_bytes = round_up(base + buffer.memory_bytes + RED_ZONE_BYTES, _LARGE_GRANULARITY)
-        windows = window_set(
-            buffer, expectation, begin=-base, end=size_bytes - base, granularity=_WINDOW_GRANULARITY
+        windows = Windows(
+            buffer,
+            expectation,
+            begin=-base,
+            end=size_bytes - base,
+            granularity=_WINDOW_GRANULARITY,
         )
         try:
             address = self._take(size_bytes)
         except DoesNotFitError as error:
             raise DoesNotFitError(f"{buffer.name}: {error}") from None
-        return _LargeRegion(buffer, address, size_bytes, base, windows, [])
+        return _LargeRegion(buffer, address, size_bytes, base, windows)
 
     def _take(self, size_bytes: int) -> int:
         if kept := self._free.get(size_bytes):
@@ -145,11 +142,9 @@ class CudaArena:
         self._driver.copy_in(self._slab.address, self._before)
         for large in self._large:
             self._driver.zero(large.address, large.size_bytes)
-            large.before = []
-            for begin, end in large.bounds():
-                data = contents(large.buffer, self._expectation, seed, fill, begin, end)
+            large.windows.fill(seed, fill)
+            for begin, data in large.windows.slices(large.windows.before):
                 self._driver.copy_in(large.address + large.base + begin, data)
-                large.before.append(data)
 
     def store(self, values: npt.NDArray[np.int64]) -> int:
         address = self._store.at_least(values.nbytes)
@@ -173,25 +168,21 @@ class CudaArena:
         return Collected(chunks, examined)
 
     def _large_chunks(self, large: _LargeRegion) -> tuple[Chunk, ...]:
-        """Windows that changed (all of a written buffer), and what was touched outside them."""
-        found: list[Chunk] = []
-        windows = [(b, e, data) for (b, e), data in zip(large.bounds(), large.before, strict=True)]
+        """Windows that changed, and what was touched outside them, by offset."""
         base = large.address + large.base
-        afters = [np.empty_like(data) for _, _, data in windows]
-        for (begin, _, _), after in zip(windows, afters, strict=True):
-            self._driver.copy_out(after, base + begin)
+        after = np.empty_like(large.windows.before)
+        for begin, data in large.windows.slices(after):
+            self._driver.copy_out(data, base + begin)
         touched = self._touched(large)
-        for (begin, _, before), after in zip(windows, afters, strict=True):
-            if is_written(large.buffer) or not np.array_equal(before, after):
-                found.append(Chunk(begin, before, after))
+        found = large.windows.changed(after)
         for begin, end in self._outside_windows(large, touched):
-            after = np.empty(end - begin, np.uint8)
-            self._driver.copy_out(after, base + begin)
+            stray = np.empty(end - begin, np.uint8)
+            self._driver.copy_out(stray, base + begin)
             self._driver.synchronise()
-            nonzero = np.flatnonzero(after)
+            nonzero = np.flatnonzero(stray)
             if nonzero.size:
                 run = slice(int(nonzero[0]), int(nonzero[-1]) + 1)
-                changed = after[run].copy()
+                changed = stray[run].copy()
                 found.append(Chunk(begin + run.start, np.zeros_like(changed), changed))
         return tuple(sorted(found, key=lambda chunk: chunk.offset_bytes))
 
@@ -211,7 +202,7 @@ class CudaArena:
     def _outside_windows(large: _LargeRegion, touched: IntervalSet) -> Iterator[tuple[int, int]]:
         """Touched runs without the windows in them, none longer than a few megabytes."""
         step = 4 * 2**20
-        rest = touched.without(large.windows)
+        rest = touched.without(large.windows.spans)
         for begin, end in zip(rest.begin.tolist(), rest.end.tolist(), strict=True):
             for position in range(begin, end, step):
                 yield position, min(end, position + step)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import cffi
@@ -26,14 +25,13 @@ from pagefuzz.harness.memory.arena import (
     SlabRegion,
     aligned_base,
     contents,
-    is_written,
     overlaid_addresses,
     placed_buffers,
     round_up,
     slab_chunks,
     slab_regions,
-    window_set,
 )
+from pagefuzz.harness.memory.windows import Windows
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
@@ -107,108 +105,90 @@ def _mmap(address: Any, size_bytes: int, protection: int, flags: int, file: int)
     return got
 
 
-@dataclass
 class _SparseRegion:
     """A large buffer's region: a memfd mapped between guards, holes but for its windows.
 
-    base     offset of the buffer's base in the file
-    windows  as offsets from the base, page multiples in the file
-    before   contents of each window as `fill` wrote them
+    base  offset of the buffer's base in the file
     """
 
-    buffer: PlannedBuffer
-    mapping: _Mapping
-    file: int
-    base: int
-    windows: IntervalSet
-    before: list[Bytes]
-
-    @classmethod
-    def create(cls, buffer: PlannedBuffer, expectation: Expectation) -> _SparseRegion:
-        base = aligned_base(RED_ZONE_BYTES + buffer.placement.before_bytes, buffer)
-        size_bytes = round_up(base + buffer.memory_bytes + RED_ZONE_BYTES, PAGE_BYTES)
-        windows = window_set(
-            buffer, expectation, begin=-base, end=size_bytes - base, granularity=PAGE_BYTES
+    def __init__(self, buffer: PlannedBuffer, expectation: Expectation) -> None:
+        """Raises `DoesNotFitError`, and leaves nothing behind then."""
+        self.buffer = buffer
+        self.base = aligned_base(RED_ZONE_BYTES + buffer.placement.before_bytes, buffer)
+        size_bytes = round_up(self.base + buffer.memory_bytes + RED_ZONE_BYTES, PAGE_BYTES)
+        self._windows = Windows(
+            buffer,
+            expectation,
+            begin=-self.base,
+            end=size_bytes - self.base,
+            granularity=PAGE_BYTES,
         )
         try:
-            mapping = _Mapping(size_bytes)
+            self.mapping = _Mapping(size_bytes)
         except DoesNotFitError as error:
             raise DoesNotFitError(f"{buffer.name}: {error}") from None
-        file = -1
+        self._file = -1
         try:
-            file = os.memfd_create(f"pagefuzz-{buffer.name}", os.MFD_CLOEXEC)
-            os.ftruncate(file, size_bytes)
-            mapping.back_with(file)
+            self._file = os.memfd_create(f"pagefuzz-{buffer.name}", os.MFD_CLOEXEC)
+            os.ftruncate(self._file, size_bytes)
+            self.mapping.back_with(self._file)
         except (OSError, DoesNotFitError) as error:
-            mapping.close()
-            if file >= 0:
-                os.close(file)
+            self.close()
             raise DoesNotFitError(f"{buffer.name}: no sparse memory: {error}") from None
-        return cls(buffer, mapping, file, base, windows, [])
 
-    def fill(self, expectation: Expectation, seed: int, fill: int) -> None:
+    def fill(self, seed: int, fill: int) -> None:
         # Cutting the file to nothing drops every page; growing it again leaves one hole.
-        os.ftruncate(self.file, 0)
-        os.ftruncate(self.file, self.mapping.size_bytes)
-        self.before = []
-        for begin, end in self._bounds():
-            data = contents(self.buffer, expectation, seed, fill, begin, end)
-            os.pwrite(self.file, data.data, self.base + begin)
-            self.before.append(data)
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        return zip(self.windows.begin.tolist(), self.windows.end.tolist(), strict=True)
-
-    def _data_extents(self) -> Iterator[tuple[int, int]]:
-        """Runs of pages that exist, as file offsets: the windows and what the launch touched."""
-        position = 0
-        while True:
-            try:
-                begin = os.lseek(self.file, position, os.SEEK_DATA)
-            except OSError:  # ENXIO: only a hole is left
-                return
-            position = os.lseek(self.file, begin, os.SEEK_HOLE)
-            yield begin, position
+        os.ftruncate(self._file, 0)
+        os.ftruncate(self._file, self.mapping.size_bytes)
+        self._windows.fill(seed, fill)
+        for begin, data in self._windows.slices(self._windows.before):
+            os.pwrite(self._file, data.data, self.base + begin)
 
     def chunks(self) -> tuple[Chunk, ...]:
-        found: list[Chunk] = []
-        windows = [(b, e, data) for (b, e), data in zip(self._bounds(), self.before, strict=True)]
-        index = 0
-        for begin, end in self._data_extents():
-            cursor, end = begin - self.base, end - self.base
-            while cursor < end:
-                if index < len(windows) and windows[index][0] == cursor:
-                    _, stop, before = windows[index]
-                    index += 1
-                    after = self._read(cursor, stop)
-                    if is_written(self.buffer) or not np.array_equal(before, after):
-                        found.append(Chunk(cursor, before, after))
-                else:
-                    stop = min(end, windows[index][0]) if index < len(windows) else end
-                    found.extend(self._strays(cursor, stop))
-                cursor = stop
-        return tuple(found)
+        """Windows and pages that changed, by offset."""
+        after = np.empty_like(self._windows.before)
+        for begin, data in self._windows.slices(after):
+            self._read(begin, data)
+        found = self._windows.changed(after)
+        outside = self._pages_in_memory().without(self._windows.spans)
+        for begin, end in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
+            found.extend(self._strays(begin, end))
+        return tuple(sorted(found, key=lambda chunk: chunk.offset_bytes))
+
+    def _pages_in_memory(self) -> IntervalSet:
+        """Pages that exist: the windows and what the launch touched."""
+        begins: list[int] = []
+        ends: list[int] = []
+        end = 0
+        while True:
+            try:
+                begin = os.lseek(self._file, end, os.SEEK_DATA)
+            except OSError:  # ENXIO: only a hole is left
+                return IntervalSet(begins, ends)
+            end = os.lseek(self._file, begin, os.SEEK_HOLE)
+            begins.append(begin - self.base)
+            ends.append(end - self.base)
 
     def _strays(self, begin: int, end: int) -> Iterator[Chunk]:
         """Pages outside all windows that hold something now. They held zeros, or did not exist;
         a launch that only read them leaves zeros."""
         step = 2**20
         for position in range(begin, end, step):
-            after = self._read(position, min(end, position + step))
-            pages = after.reshape(-1, PAGE_BYTES).any(axis=1)
-            for page_index in np.flatnonzero(pages).tolist():
-                page = after[page_index * PAGE_BYTES : (page_index + 1) * PAGE_BYTES]
+            after = np.empty(min(step, end - position), np.uint8)
+            self._read(position, after)
+            pages = after.reshape(-1, PAGE_BYTES)
+            for page_index in np.flatnonzero(pages.any(axis=1)).tolist():
+                page = pages[page_index].copy()
                 yield Chunk(position + page_index * PAGE_BYTES, np.zeros_like(page), page)
 
-    def _read(self, begin: int, end: int) -> Bytes:
-        out = np.empty(end - begin, np.uint8)
-        got = os.preadv(self.file, [out.data], self.base + begin)
-        assert got == end - begin, "the file is as long as the region"
-        return out
+    def _read(self, begin: int, out: Bytes) -> None:
+        got = os.preadv(self._file, [out.data], self.base + begin)
+        assert got == out.size, "the file is as long as the region"
 
     def close(self) -> None:
         self.mapping.close()
-        os.close(self.file)
+        if self._file >= 0:
+            os.close(self._file)
 
 
 class HostArena:
@@ -237,7 +217,7 @@ class HostArena:
         self._open(used)
         self._before = np.empty(used, np.uint8)
         for buffer in large:
-            self._sparse.append(_SparseRegion.create(buffer, expectation))
+            self._sparse.append(_SparseRegion(buffer, expectation))
         addresses = {r.buffer.name: self._slab.address + r.base for r in self._regions}
         addresses |= {s.buffer.name: s.mapping.address + s.base for s in self._sparse}
         overlaid_addresses(plan, addresses)
@@ -259,7 +239,7 @@ class HostArena:
             )
         self._memory[: self._before.size] = self._before
         for sparse in self._sparse:
-            sparse.fill(self._expectation, seed, fill)
+            sparse.fill(seed, fill)
         if self._poisons:
             for address, size_bytes in self._outside():
                 _poison(address, size_bytes)

@@ -53,7 +53,7 @@ def test_a_finding_is_repeated_and_stored(run_campaign):
     (path,) = (ran.folder / "findings").glob("*.json")
     finding = load_finding(path)
     assert (finding.repeats, finding.runs, finding.minimised) == (10, 10, True)
-    assert path.name.startswith("bounds-a-")
+    assert path.name.startswith("bounds-a-is-wrong-")
     assert path.with_name(f"test_{path.stem.replace('-', '_')}.py").is_file()
 
 

@@ -113,9 +113,9 @@ def test_hardening_notes_are_no_findings(over_read):
         _ = replace(finding, verdict=clean).failure
 
 
-def test_a_key_without_a_buffer_names_the_file(over_read):
-    """Without a buffer among the keys the first key is in the name."""
+def test_a_title_names_the_file(over_read):
+    """Without a buffer among the keys the title is in the name."""
     finding = over_read()
     death = Failure("death", "the worker died", ("SIGSEGV",))
     other = Finding(**{**vars(finding), "verdict": replace(finding.verdict, failures=(death,))})
-    assert other.stem().startswith("death-sigsegv-")
+    assert other.stem().startswith("death-the-worker-died-")

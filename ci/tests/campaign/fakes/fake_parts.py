@@ -32,6 +32,8 @@ JUDGEMENTS = ("death", "output", "bounds")
 
 
 class FakeChecker:
+    worker_pid = None
+
     def __init__(self, subject):
         self._subject = subject
         self._count = 0

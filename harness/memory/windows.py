@@ -1,0 +1,107 @@
+"""The parts of a large region that are filled and compared.
+
+A large buffer is gigabytes of address space of which a case touches a few thousand places. Around
+each lies a window; a window holds the oracle's contents in blocks near the footprint and zeros in
+the rest, as all memory outside windows does. All windows of a region are handled as one array: a
+case with thousands of them must not cost thousands of Python calls for each thing done to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pagefuzz.harness.memory.arena import RED_ZONE_BYTES, DoesNotFitError
+from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES
+from pagefuzz.oracles.contents import initial_blocks
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.intervals import IntervalSet
+from pagefuzz.oracles.layout import Bytes, PlannedBuffer
+from pagefuzz.oracles.observation import Chunk
+
+_BLOCK_BYTES = BASE_ALIGNMENT_BYTES
+
+#: Most bytes of windows in one region. Beyond, a case costs seconds and is not run.
+LIMIT_BYTES = 256 * 2**20
+
+
+class Windows:
+    """The windows of one region; all offsets are from the buffer's base, in bytes.
+
+    spans   where they lie: multiples of the granularity from the start of the region
+    before  uint8, their contents one after another, as `fill` made them
+    """
+
+    def __init__(
+        self,
+        buffer: PlannedBuffer,
+        expectation: Expectation,
+        *,
+        begin: int,
+        end: int,
+        granularity: int,
+    ) -> None:
+        """Windows of the region [begin, end) around the footprint and around both ends of the
+        buffer and of its workspace.
+
+        granularity  a multiple of 256. Raises `DoesNotFitError` if they are too many bytes.
+        """
+        self._buffer = buffer
+        footprint = expectation.footprint(buffer.name)
+        self._readable = footprint.may_read
+        touched = footprint.may_read.union(footprint.writable)
+        # An edge is an empty interval, which no IntervalSet keeps: widened as plain arrays.
+        edges = [-buffer.placement.before_bytes, 0, buffer.memory_bytes]
+        low = np.append(touched.begin, edges) - RED_ZONE_BYTES
+        high = np.append(touched.end, edges) + RED_ZONE_BYTES
+
+        def rounded(unit: int) -> IntervalSet:
+            first = np.clip(low, begin, end) - begin
+            last = np.clip(high, begin, end) - begin
+            return IntervalSet(
+                first - first % unit + begin, np.minimum(last + -last % unit + begin, end)
+            )
+
+        self.spans = rounded(granularity)
+        if self.spans.total_bytes > LIMIT_BYTES:
+            raise DoesNotFitError(
+                f"{buffer.name} has {self.spans.total_bytes:,} bytes to fill and compare, "
+                f"more than {LIMIT_BYTES:,}"
+            )
+        sizes = self.spans.end - self.spans.begin
+        self._starts = np.cumsum(sizes) - sizes  # of each window in `before`
+        blocks = rounded(_BLOCK_BYTES)
+        counts = (blocks.end - blocks.begin) // _BLOCK_BYTES
+        nth = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._blocks = np.repeat(blocks.begin, counts) + nth * _BLOCK_BYTES
+        window = np.searchsorted(self.spans.begin, self._blocks, side="right") - 1
+        in_before = self._starts[window] + self._blocks - self.spans.begin[window]
+        self._block_indices = in_before // _BLOCK_BYTES
+        self.before: Bytes = np.empty(0, np.uint8)
+
+    def fill(self, seed: int, fill: int) -> None:
+        """Makes `before` anew; chunks of the last launch keep theirs."""
+        self.before = np.zeros(self.spans.total_bytes, np.uint8)
+        self.before.reshape(-1, _BLOCK_BYTES)[self._block_indices] = initial_blocks(
+            self._buffer, self._readable, seed, fill, self._blocks, _BLOCK_BYTES
+        )
+
+    def slices(self, data: Bytes) -> Iterator[tuple[int, Bytes]]:
+        """(begin, view) of each window in an array laid out like `before`."""
+        stops = (self._starts + self.spans.end - self.spans.begin).tolist()
+        starts, begins = self._starts.tolist(), self.spans.begin.tolist()
+        for begin, start, stop in zip(begins, starts, stops, strict=True):
+            yield begin, data[start:stop]
+
+    def changed(self, after: Bytes) -> list[Chunk]:
+        """The windows in which `after` differs from `before`."""
+        different = np.flatnonzero(self.before != after)
+        windows = np.unique(np.searchsorted(self._starts, different, side="right") - 1)
+        chunks = []
+        for window in windows.tolist():
+            begin, end = int(self.spans.begin[window]), int(self.spans.end[window])
+            start = int(self._starts[window])
+            part = slice(start, start + end - begin)
+            chunks.append(Chunk(begin, self.before[part], after[part]))
+        return chunks
