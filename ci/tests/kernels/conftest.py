@@ -51,7 +51,7 @@ class Record:
 
 @dataclass
 class Object:
-    """A loaded object: `ffi` knows the common ABI, the fragment and `extra` declarations."""
+    """A loaded object: `ffi` knows the common ABI and the source's fragment."""
 
     ffi: cffi.FFI
     lib: Any
@@ -95,12 +95,12 @@ class Object:
 
 
 @cache
-def load(source: Path, flags: str = "checked", extra: str = "") -> Object:
-    """Builds and loads a source for the host."""
-    path = build(source, BuildSpec.parse("host", flags))
+def load(source: Path, flags: str = "checked", twin: Path | None = None) -> Object:
+    """Builds and loads a source, or a twin of it, for the host."""
+    path = build(source, BuildSpec.parse("host", flags), twin=twin)
     ffi = cffi.FFI()
     ffi.cdef(ABI)
-    ffi.cdef(fragment(source.read_text()) + extra)
+    ffi.cdef(fragment(source.read_text()))
     return Object(ffi, ffi.dlopen(str(path)))
 
 

@@ -21,6 +21,8 @@ from ci.tests.kernels.conftest import (
     wanted,
 )
 
+from pagefuzz.harness.build import KERNELS
+
 MULTIPLY = 2
 SOURCE = CP_GATHER_CACHE.read_text().splitlines()
 
@@ -193,3 +195,61 @@ def test_every_flavour_gathers_the_same(flags):
             record = loaded.end()
             assert (record.index_fault_count, record.access_fault_count) == (0, 0)
             assert (record.accesses > 0) == ("checked" in flags)
+
+
+def twin(name):
+    """The checked object of a bundled twin."""
+    return load(CP_GATHER_CACHE, twin=KERNELS / "twins" / f"{name}.toml")
+
+
+def test_the_twin_without_a_width_guard_reads_past_the_row():
+    """As the merged form does, in the schedule that is otherwise correct."""
+    loaded = twin("table-width-unguarded")
+    launch = Launch(loaded, PAST_THE_ROW)
+    loaded.begin(wanted(launch).permissions)
+    assert launch.run("page") == OK
+    fault = loaded.end().access_faults[0]
+    assert (fault.buffer, fault.offset_bytes) == (BLOCK_TABLE, 4)
+
+
+def test_the_twin_that_takes_the_table_pitch_from_its_width_reads_another_column():
+    """Report 14: the second row of a column slice."""
+    loaded = twin("table-pitch-from-width")
+    case = Case(
+        starts=[0, 1, 2],
+        table=[[0], [1]],
+        num_tokens=2,
+        page_size_tokens=1,
+        num_pages=2,
+        entry_bytes=1,
+        table_row_stride=3,
+    )
+    launch = Launch(loaded, case)
+    loaded.begin(wanted(launch).permissions)
+    assert launch.run("page") == OK
+    (fault,) = loaded.end().access_faults
+    assert (fault.buffer, fault.offset_bytes) == (BLOCK_TABLE, 4)
+
+
+def test_the_twin_with_unsigned_page_offsets_wraps_at_two_to_the_32():
+    """Report 11: a wrap that a sanitizer for signed overflow cannot see."""
+    loaded = twin("page-offset-unsigned-32")
+    for page, wraps in ((4095, False), (4096, True)):
+        case = Case(
+            starts=[0, 1],
+            table=[[page]],
+            num_tokens=1,
+            page_size_tokens=1,
+            num_pages=1,
+            entry_bytes=16,
+            page_stride_bytes=2**20,
+        )
+        launch = Launch(loaded, case)
+        launch.args.num_pages = 4097
+        launch.replace("src", sparse(4096 * 2**20 + 16))
+        source = (page * 2**20, page * 2**20 + 16)
+        loaded.begin({**wanted(launch).permissions, SRC: ([source], []), DST: ([], [(0, 16)])})
+        assert launch.run("page") == OK
+        record = loaded.end()
+        assert [(f.a, f.b, f.is_signed) for f in record.index_faults] == [(4096, 2**20, 0)] * wraps
+        assert [f.offset_bytes for f in record.access_faults] == [0] * wraps
