@@ -23,19 +23,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from pagefuzz.oracles import gather_text, index_values
+from pagefuzz.oracles import index_values
 from pagefuzz.oracles.case import Case, CaseError, Placement, Values
-from pagefuzz.oracles.expectation import Counts, Footprint, Refusal
+from pagefuzz.oracles.expectation import Footprint, Refusal
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import BufferRole, Dtype, Image, Plan, PlannedBuffer, Role
 from pagefuzz.oracles.operation import Operation
+from pagefuzz.oracles.pages import Pages as Pages
+from pagefuzz.oracles.pages import look_up
 from pagefuzz.oracles.refusals import (
     Found,
     check_dtype,
@@ -46,10 +47,13 @@ from pagefuzz.oracles.refusals import (
     check_strides,
     is_absent,
 )
-from pagefuzz.oracles.rows import PADDING_PAGE, Int64s, RowMap, map_rows
+from pagefuzz.oracles.rows import Int64s, RowMap, map_rows
 
 #: Memory of one case above this is not laid out.
 MAX_MEMORY_BYTES = 2**42
+
+#: Mapped rows with more bytes than this are not compared: they would have to be held in memory.
+MAX_PAYLOAD_BYTES = 2**32
 
 #: Memory of a buffer whose sizes cannot be laid out: only a refused case has one.
 _CLAMPED_BYTES = 2**20
@@ -69,22 +73,6 @@ _INDEX_BUFFERS: Mapping[str, tuple[Dtype, int]] = MappingProxyType(
         "counts": (Dtype.I64, 1),
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """What the table holds for each page of a `RowMap`, in its order.
-
-    element    int64 [m], r * table_row_stride + q; meaningless where the column is past the row
-    in_table   bool [m], the column is below table_width
-    page_id    int64 [m]; meaningless where not `in_table`
-    valid      bool [m], `in_table` and the id names a page of the cache
-    """
-
-    element: Int64s
-    in_table: npt.NDArray[np.bool_]
-    page_id: Int64s
-    valid: npt.NDArray[np.bool_]
 
 
 class GatherOperation(Operation):
@@ -111,6 +99,10 @@ class GatherOperation(Operation):
     @abstractmethod
     def payload_bytes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Required bytes of every source and destination, exact, from sizes in their ranges."""
+
+    @abstractmethod
+    def row_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Payload bytes that one mapped row moves, for a bound on what is expanded."""
 
     @abstractmethod
     def payload_types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -259,6 +251,11 @@ class GatherOperation(Operation):
             return images
         absent = is_absent(plan.buffers["seq_starts"])
         rows = _map(sizes, vectors["starts"], None if absent else vectors["seq_starts"])
+        if (payload_bytes := rows.row.size * self.row_bytes(sizes)) > MAX_PAYLOAD_BYTES:
+            raise CaseError(
+                f"the rows of the case hold {payload_bytes} bytes; at most {MAX_PAYLOAD_BYTES} "
+                "can be expanded"
+            )
         images["block_table"] = self._table_image(values["block_table"], sizes, rows)
         return images
 
@@ -320,8 +317,8 @@ class GatherOperation(Operation):
         """starts and seq_starts (None if absent) as they lie in memory."""
         seq_starts = plan.buffers["seq_starts"]
         return (
-            _int32s(plan.buffers["starts"].image),
-            None if is_absent(seq_starts) else _int32s(seq_starts.image),
+            index_values.int32s(plan.buffers["starts"].image),
+            None if is_absent(seq_starts) else index_values.int32s(seq_starts.image),
         )
 
     def row_map(self, plan: Plan) -> RowMap:
@@ -330,26 +327,7 @@ class GatherOperation(Operation):
 
     def pages(self, plan: Plan, rows: RowMap) -> Pages:
         """Looks the pages of every claim up in the table as it lies in memory."""
-        arguments = plan.arguments
-        stride = arguments["table_row_stride"] if arguments["num_requests"] > 1 else 0
-        element = rows.page_request * stride + rows.page_column
-        in_table = rows.page_column < arguments["table_width"]
-        image = plan.buffers["block_table"].image
-        page_id = np.full(element.shape, index_values.INT32.start, dtype=np.int64)
-        if image.offsets.size:
-            at = np.searchsorted(image.offsets, element * 4)
-            ids = _int32s(image)
-            page_id = np.where(in_table, ids[np.minimum(at, ids.size - 1)], page_id)
-        valid = (page_id >= 0) & (page_id < arguments["num_pages"])
-        return Pages(element, in_table, page_id, valid)
-
-    def counts(self, rows: RowMap, pages: Pages) -> Counts | None:
-        """None where starts decrease: the contract leaves them unspecified."""
-        if rows.first_contested_row is not None:
-            return None
-        padding = int(np.count_nonzero(pages.in_table & (pages.page_id == PADDING_PAGE)))
-        bad = pages.valid.size - int(np.count_nonzero(pages.valid))
-        return Counts(padding=padding, skipped=bad - padding + rows.negative_requests.size)
+        return look_up(plan, rows)
 
     def index_footprints(self, plan: Plan, pages: Pages) -> dict[str, Footprint]:
         """What a launch that runs (some request, some token) may touch of the index buffers."""
@@ -398,77 +376,6 @@ class GatherOperation(Operation):
             )
         return out
 
-    # ---- texts ---------------------------------------------------------------------------------
-
-    def locate_index(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
-        """`locate` for table, starts, seq_starts and counts."""
-        if buffer == "block_table":
-            element = offset_bytes // 4
-            column = None
-            if not self.refusals(plan):
-                rows = self.row_map(plan)
-                pages = self.pages(plan, rows)
-                claim = gather_text.claim_of_table_element(rows, pages.element, element)
-                if claim is not None:
-                    column = int(rows.page_column[rows.page[claim]])
-            return gather_text.table_element_text(plan, element, column)
-        width = 8 if buffer == "counts" else 4
-        readable = {
-            "starts": plan.arguments["num_requests"] + plan.arguments["has_terminal"],
-            "seq_starts": plan.arguments["num_requests"],
-            "counts": 2,
-        }[buffer]
-        return f"element {offset_bytes // width} of {readable}"
-
-    def index_mapping(
-        self, plan: Plan, rows: RowMap, pages: Pages, buffer: str, offset_bytes: int
-    ) -> str | None:
-        """`mapping` for the table; the vectors belong to no row."""
-        if buffer != "block_table":
-            return None
-        claim = gather_text.claim_of_table_element(rows, pages.element, offset_bytes // 4)
-        return None if claim is None else self.claim_text(plan, rows, pages, claim)
-
-    def claim_text(self, plan: Plan, rows: RowMap, pages: Pages, claim: int) -> str:
-        page = int(rows.page[claim])
-        page_id = int(pages.page_id[page]) if pages.in_table[page] else None
-        return gather_text.claim_text(plan, rows, claim, page_id)
-
-    def index_description(self, plan: Plan) -> list[str]:
-        """The parts of `describe` that every gather has."""
-        a, values = plan.arguments, plan.case.values
-        requests = a["num_requests"]
-        stride = a["table_row_stride"]
-        pitch = f" bt={stride}" if requests > 1 and stride != a["table_width"] else ""
-        parts = [
-            f"R={requests}",
-            f"N={a['num_tokens']}",
-            f"BS={a['page_size_tokens']}",
-            f"NB={a['num_pages']}",
-            f"W={a['table_width']}{pitch}",
-        ]
-        for name in ("starts", "seq_starts"):
-            if name in values:
-                image = plan.buffers[name].image
-                shown = gather_text.vector_text(_int32s(image)) if image.offsets.size else "[]"
-                parts.append(f"{name}={shown}")
-        if not a["has_terminal"]:
-            parts.append("no terminal")
-        parts.append(f"table {gather_text.table_text(values['block_table'])}")
-        return parts
-
-    def oddities(self, plan: Plan) -> list[str]:
-        """What is not as usual about placements and arguments, for the end of `describe`."""
-        parts = []
-        for name, buffer in plan.buffers.items():
-            placement = buffer.placement
-            if placement.offset_bytes:
-                parts.append(f"{name} +{placement.offset_bytes} B")
-            if placement.over is not None:
-                parts.append(f"{name} over {placement.over[0]} +{placement.over[1]} B")
-        parts += [f"{name}:={value}" for name, value in plan.case.overrides.items()]
-        return parts
-
 
 def _map(sizes: Mapping[str, int], starts: Int64s, seq_starts: Int64s | None) -> RowMap:
     return map_rows(
@@ -478,12 +385,6 @@ def _map(sizes: Mapping[str, int], starts: Int64s, seq_starts: Int64s | None) ->
         num_tokens=sizes["num_tokens"],
         page_size_tokens=sizes["page_size_tokens"],
     )
-
-
-def _int32s(image: Image) -> Int64s:
-    if not image.offsets.size:
-        return np.empty(0, dtype=np.int64)
-    return image.values.view(np.int32).ravel().astype(np.int64)
 
 
 def _check_over(buffers: Mapping[str, PlannedBuffer], name: str) -> None:

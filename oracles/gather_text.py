@@ -6,19 +6,22 @@ import numpy as np
 import numpy.typing as npt
 
 from pagefuzz.oracles.case import Values
+from pagefuzz.oracles.index_values import int32s
 from pagefuzz.oracles.layout import Plan
+from pagefuzz.oracles.pages import Pages
 from pagefuzz.oracles.rows import RowMap
 
 _SHOWN = 6
 
 
-def claim_text(plan: Plan, rows: RowMap, claim: int, page_id: int | None) -> str:
-    """ "request 0, row 3 -> token 17 -> page 4 slot 1"; without a page id, the logical page."""
+def claim_text(plan: Plan, rows: RowMap, pages: Pages, claim: int) -> str:
+    """ "request 0, row 3 -> token 17 -> page 4 slot 1", or how far the claim gets."""
     page = int(rows.page[claim])
-    if page_id is None:
+    page_id = int(pages.page_id[page])
+    if not pages.in_table[page]:
         column, width = int(rows.page_column[page]), plan.arguments["table_width"]
         target = f"logical page {column} of {width}"
-    elif not 0 <= page_id < plan.arguments["num_pages"]:
+    elif not pages.valid[page]:
         target = f"page id {page_id}, no page of {plan.arguments['num_pages']}"
     else:
         target = f"page {page_id} slot {rows.slot[claim]}"
@@ -28,20 +31,41 @@ def claim_text(plan: Plan, rows: RowMap, claim: int, page_id: int | None) -> str
     )
 
 
-def claim_of_table_element(
-    rows: RowMap, elements: npt.NDArray[np.int64], element: int
-) -> int | None:
-    """The first claim that looks `element` of the table up; `elements` is one a page."""
-    at = np.flatnonzero(elements == element)
+def table_claim(rows: RowMap, pages: Pages, element: int) -> int | None:
+    """The first claim that looks `element` of the table up, past the end of its row included."""
+    at = np.flatnonzero(pages.element == element)
     return None if not at.size else int(np.searchsorted(rows.page, at[0]))
 
 
-def table_element_text(plan: Plan, element: int, column: int | None) -> str:
+def index_place(
+    plan: Plan, mapped: tuple[RowMap, Pages] | None, buffer: str, offset_bytes: int
+) -> str:
+    """The place of a byte of the table, starts, seq_starts or counts.
+
+    mapped  is None for a case that must be refused
+    """
+    if buffer == "block_table":
+        element, column = offset_bytes // 4, None
+        if mapped is not None and (claim := table_claim(*mapped, element)) is not None:
+            rows = mapped[0]
+            column = int(rows.page_column[rows.page[claim]])
+        return _table_place(plan, element, column)
+    requests = plan.arguments["num_requests"]
+    element_bytes, count = {
+        "starts": (4, requests + plan.arguments["has_terminal"]),
+        "seq_starts": (4, requests),
+        "counts": (8, 2),
+    }[buffer]
+    return f"element {offset_bytes // element_bytes} of {count}"
+
+
+def _table_place(plan: Plan, element: int, column: int | None) -> str:
     """ "row 0, column 2; the row ends at column 1". `column` is that of the claim, if there is one:
     it tells an over-read of one row from a read of the next."""
     arguments = plan.arguments
     requests, width = arguments["num_requests"], arguments["table_width"]
     stride = arguments["table_row_stride"] if requests > 1 else 0
+    mapped = column is not None
     if column is not None:
         row = (element - column) // stride if stride else 0
     else:
@@ -52,7 +76,41 @@ def table_element_text(plan: Plan, element: int, column: int | None) -> str:
     if column >= width:
         end = f"the row ends at column {width - 1}" if width else "the row has no columns"
         return f"row {row}, column {column}; {end}"
-    return f"row {row}, column {column}, which no row of dst maps"
+    return f"row {row}, column {column}" + ("" if mapped else ", which no row of dst maps")
+
+
+def index_parts(plan: Plan) -> list[str]:
+    """What `describe` says of sizes, vectors and table."""
+    a, values = plan.arguments, plan.case.values
+    requests, stride = a["num_requests"], a["table_row_stride"]
+    pitch = f" bt={stride}" if requests > 1 and stride != a["table_width"] else ""
+    parts = [
+        f"R={requests}",
+        f"N={a['num_tokens']}",
+        f"BS={a['page_size_tokens']}",
+        f"NB={a['num_pages']}",
+        f"W={a['table_width']}{pitch}",
+    ]
+    for name in ("starts", "seq_starts"):
+        if name in values:
+            parts.append(f"{name}={vector_text(int32s(plan.buffers[name].image))}")
+    if not a["has_terminal"]:
+        parts.append("no terminal")
+    parts.append(f"table {table_text(values['block_table'])}")
+    return parts
+
+
+def oddities(plan: Plan) -> list[str]:
+    """What is not as usual about placements and arguments."""
+    parts = []
+    for name, buffer in plan.buffers.items():
+        placement = buffer.placement
+        if placement.offset_bytes:
+            parts.append(f"{name} +{placement.offset_bytes} B")
+        if placement.over is not None:
+            parts.append(f"{name} over {placement.over[0]} +{placement.over[1]} B")
+    parts += [f"{name}:={value}" for name, value in plan.case.overrides.items()]
+    return parts
 
 
 def vector_text(values: npt.NDArray[np.int64]) -> str:

@@ -13,6 +13,7 @@ from math import gcd
 import numpy as np
 
 from pagefuzz.oracles.case import CaseError, Values
+from pagefuzz.oracles.layout import Image
 from pagefuzz.oracles.rows import Int64s
 
 #: Above this, a vector or a literal table is not materialised.
@@ -109,6 +110,13 @@ def table_entries(
         found = np.minimum(np.searchsorted(at, index), at.size - 1)
         entries = np.where(at[found] == index, written[found], entries)
     return entries
+
+
+def int32s(image: Image) -> Int64s:
+    """The elements of an int32 buffer's image, in its order."""
+    if not image.offsets.size:
+        return np.empty(0, dtype=np.int64)
+    return image.values.view(np.int32).ravel().astype(np.int64)
 
 
 def _affine(seed: int, num_pages: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ import torch
 
 from pagefuzz.oracles import contents
 from pagefuzz.oracles.case import CaseError
-from pagefuzz.oracles.coordinates import CacheGrid
+from pagefuzz.oracles.entry_gather import EntryGather
 from pagefuzz.oracles.expectation import (
     Contested,
     Counts,
@@ -40,10 +40,10 @@ from pagefuzz.oracles.expectation import (
     Footprint,
     Refusal,
 )
-from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS, GatherOperation
+from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import BufferRole, Bytes, Dtype, Plan, Role
-from pagefuzz.oracles.origin import Origin, OriginKind
+from pagefuzz.oracles.pages import counts
 from pagefuzz.oracles.refusals import (
     Found,
     check_dtype,
@@ -60,7 +60,7 @@ from pagefuzz.oracles.verdict import CaseClass
 _ELEMENT_DTYPES = {1: Dtype.U8, 2: Dtype.U16, 4: Dtype.U32, 8: Dtype.U64}
 
 
-class CpGatherCache(GatherOperation):
+class CpGatherCache(EntryGather):
     """Operation (a)."""
 
     name = "cp_gather_cache"
@@ -91,35 +91,15 @@ class CpGatherCache(GatherOperation):
 
     # ---- arguments -----------------------------------------------------------------------------
 
-    def strides(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        strides = {}
-        if sizes["num_pages"] > 1:
-            strides["page_stride_bytes"] = sizes["page_stride_bytes"]
-        if sizes["page_size_tokens"] > 1:
-            strides["slot_stride_bytes"] = sizes["slot_stride_bytes"]
-        if sizes["dst_rows"] > 1:
-            strides["dst_row_stride_bytes"] = sizes["dst_row_stride_bytes"]
-        return strides
-
-    def payload_bytes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        page_stride, slot_stride, row_stride = self._effective_strides(sizes)
-        pages, tokens, entry = sizes["num_pages"], sizes["num_tokens"], sizes["entry_bytes"]
-        src = (pages - 1) * page_stride + (sizes["page_size_tokens"] - 1) * slot_stride + entry
-        return {
-            "src": src if pages else 0,
-            "dst": (tokens - 1) * row_stride + entry if tokens else 0,
-        }
+    def entry_bytes(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        return sizes["entry_bytes"], sizes["entry_bytes"]
 
     def payload_types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         dtype = _ELEMENT_DTYPES.get(sizes["element_bytes"], Dtype.U8)
         return {"src": (dtype, 3), "dst": (dtype, 2)}
 
     def clamped(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        laid = dict(sizes)
-        laid["entry_bytes"] = max(sizes["entry_bytes"], 1)
-        for name in self.strides(sizes):
-            laid[name] = max(sizes[name], 0)
-        return laid
+        return {**super().clamped(sizes), "entry_bytes": max(sizes["entry_bytes"], 1)}
 
     def payload_refusals(self, found: Found, plan: Plan) -> None:
         arguments, buffers = plan.arguments, plan.buffers
@@ -166,14 +146,9 @@ class CpGatherCache(GatherOperation):
         others = ("src", "block_table", "starts", "seq_starts", "counts")
         check_overlaps(found, plan, "dst", others)
 
-    def _effective_strides(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-        """Page, slot and row stride in bytes, ignored ones as 0."""
-        strides = self.strides(sizes)
-        return (
-            strides.get("page_stride_bytes", 0),
-            strides.get("slot_stride_bytes", 0),
-            strides.get("dst_row_stride_bytes", 0),
-        )
+    def element_text(self, plan: Plan) -> str:
+        element_bytes = plan.arguments["element_bytes"]
+        return f" of {element_bytes} B elements" if element_bytes > 1 else ""
 
     # ---- the contract, vectorised ----------------------------------------------------------------
 
@@ -182,7 +157,7 @@ class CpGatherCache(GatherOperation):
             return Expectation(CaseClass.REFUSED, refusals)
         arguments = plan.arguments
         entry = arguments["entry_bytes"]
-        page_stride, slot_stride, row_stride = self._effective_strides(arguments)
+        page_stride, slot_stride, row_stride = self.effective_strides(arguments)
         rows = self.row_map(plan)
         pages = self.pages(plan, rows)
         hostile = self.hostile_index_values(plan, rows, pages)
@@ -216,7 +191,7 @@ class CpGatherCache(GatherOperation):
             hostile=hostile,
             footprints=footprints,
             expected={"dst": Expected(dst_offsets[exact], values[exact], contested)},
-            counts=self.counts(rows, pages),
+            counts=counts(rows, pages),
             counters={
                 "mapped_rows": rows.row.size,
                 "pages_touched": rows.page_request.size,
@@ -338,7 +313,7 @@ class CpGatherCache(GatherOperation):
         a = plan.arguments
         if self.refusals(plan) or not (a["num_requests"] and a["num_tokens"]):
             return {"dst": {}}
-        page_stride, slot_stride, row_stride = self._effective_strides(a)
+        page_stride, slot_stride, row_stride = self.effective_strides(a)
         src_bytes, table_bytes = self.payload_bytes(a)["src"], self._required(a)["block_table"]
         if (needed := src_bytes + table_bytes) > 2**28:
             raise CaseError(f"the torch reference needs {needed} bytes; it makes at most 2^28")
@@ -381,125 +356,6 @@ class CpGatherCache(GatherOperation):
             for at, entry in zip((row[valid] * row_stride).tolist(), entries, strict=True):
                 out[at] = entry.numpy().tobytes()
         return {"dst": out}
-
-    # ---- texts -----------------------------------------------------------------------------------
-
-    def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
-        a = plan.arguments
-        if buffer == "src":
-            if not 0 <= offset_bytes < (size_bytes := self.payload_bytes(a)["src"]):
-                return "in front of page 0" if offset_bytes < 0 else f"past its {size_bytes} bytes"
-            place = self._grid(plan).slot_at(offset_bytes)
-            what = f"page {place.page_index} slot {place.slot_index}"
-            if not 0 <= place.byte_index < a["entry_bytes"]:
-                return f"{what}, byte {place.byte_index} of an entry of {a['entry_bytes']}"
-            return f"{what}, byte {place.byte_index}"
-        if buffer == "dst":
-            row, byte = self._row_at(plan, offset_bytes)
-            if not 0 <= byte < a["entry_bytes"]:
-                return f"row {row}, byte {byte} of an entry of {a['entry_bytes']}"
-            if not 0 <= row < a["num_tokens"]:
-                return f"row {row} of {a['num_tokens']}, byte {byte}"
-            return f"row {row}, byte {byte}"
-        return self.locate_index(plan, buffer, offset_bytes)
-
-    def mapping(self, plan: Plan, buffer: str, offset_bytes: int) -> str | None:
-        if self.refusals(plan):
-            return None
-        rows = self.row_map(plan)
-        pages = self.pages(plan, rows)
-        if buffer == "dst":
-            row, byte = self._row_at(plan, offset_bytes)
-            if not 0 <= byte < plan.arguments["entry_bytes"]:
-                return None
-            claims = np.flatnonzero(rows.row == row)
-        elif buffer == "src":
-            place = self._grid(plan).slot_at(offset_bytes)
-            page = rows.page
-            claims = np.flatnonzero(
-                pages.valid[page]
-                & (pages.page_id[page] == place.page_index)
-                & (rows.slot == place.slot_index)
-            )
-        else:
-            return self.index_mapping(plan, rows, pages, buffer, offset_bytes)
-        if not claims.size:
-            return "no request maps it"
-        return "; ".join(self.claim_text(plan, rows, pages, c) for c in claims[:3].tolist())
-
-    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> Origin | None:
-        if buffer == "dst":
-            at = np.array([offset_bytes], dtype=np.int64)
-            for fill in contents.FILLS:
-                old = contents.destination_poison_at(plan.case.seed, fill, at, found.size)
-                if np.array_equal(old[0], found):
-                    return Origin(OriginKind.OLD, "what was there before")
-        if not found.any():
-            return Origin(OriginKind.ZEROS, "zeros")
-        if (traced := contents.trace(plan.case.seed, found)) is not None:
-            return self._traced_origin(plan, traced)
-        return self._searched_origin(plan, offset_bytes, found) if buffer == "dst" else None
-
-    def _traced_origin(self, plan: Plan, traced: contents.Trace) -> Origin:
-        if traced.role is Role.DESTINATION:
-            where = self.locate(plan, "dst", traced.offset_bytes)
-            return Origin(OriginKind.FORBIDDEN, f"what dst held before at {where}")
-        where = self.locate(plan, "src", traced.offset_bytes)
-        if traced.is_payload:
-            return Origin(OriginKind.ENTRY, where)
-        return Origin(OriginKind.FORBIDDEN, f"{where} of src, which no row maps")
-
-    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> Origin | None:
-        """Compares with the same bytes of every mapped entry; for runs too short to be traced.
-
-        None if a match could be chance.
-        """
-        rows = self.row_map(plan)
-        pages = self.pages(plan, rows)
-        page_stride, slot_stride, _ = self._effective_strides(plan.arguments)
-        page = rows.page
-        entries = pages.page_id[page] * page_stride + rows.slot * slot_stride
-        entries = np.unique(entries[pages.valid[page]])
-        _, byte = self._row_at(plan, offset_bytes)
-        values = contents.payload_at(plan.case.seed, entries + byte, found.size)
-        same = np.flatnonzero((values == found[None, :]).all(axis=1))
-        if not same.size or entries.size > 256**found.size // 20:
-            return None
-        return Origin(OriginKind.ENTRY, self.locate(plan, "src", int(entries[same[0]]) + byte))
-
-    def describe(self, plan: Plan) -> str:
-        a = plan.arguments
-        page_stride, slot_stride, row_stride = self._effective_strides(a)
-        entry, page_size = a["entry_bytes"], a["page_size_tokens"]
-        layout = []
-        if a["page_size_tokens"] > 1 and slot_stride != entry:
-            layout.append(f"ce={slot_stride}")
-        if a["num_pages"] > 1 and page_stride != page_size * entry:
-            layout.append(f"cb={page_stride}")
-        if a["dst_rows"] > 1 and row_stride != entry:
-            layout.append(f"d0={row_stride}")
-        element = f" of {a['element_bytes']} B elements" if a["element_bytes"] > 1 else ""
-        return "  ".join(
-            [
-                *self.index_description(plan),
-                f"entry {entry} B{element}, {' '.join(layout) or 'dense'}, seed {plan.case.seed}",
-                *self.oddities(plan),
-            ]
-        )
-
-    def _grid(self, plan: Plan) -> CacheGrid:
-        page_stride, slot_stride, _ = self._effective_strides(plan.arguments)
-        return CacheGrid(
-            plan.arguments["num_pages"],
-            plan.arguments["page_size_tokens"],
-            page_stride,
-            slot_stride,
-        )
-
-    def _row_at(self, plan: Plan, offset_bytes: int) -> tuple[int, int]:
-        """Row of dst and byte in it."""
-        row_stride = self._effective_strides(plan.arguments)[2]
-        return divmod(offset_bytes, row_stride) if row_stride else (0, offset_bytes)
 
 
 def _integers(plan: Plan, buffer: str, width: int) -> dict[int, int]:

@@ -224,9 +224,21 @@ def test_values_that_cannot_be_expanded(
             Values.literal(0, 2**22, 2**22, 2**22),
             "maps 4194304 rows",
         ),
+        (
+            {
+                "num_tokens": 2**20,
+                "dst_rows": 2**20,
+                "entry_bytes": 2**13,
+                "slot_stride_bytes": 2**13,
+                "page_stride_bytes": 2**15,
+                "dst_row_stride_bytes": 2**13,
+            },
+            Values.literal(0, 2**20, 2**20, 2**20),
+            "hold 8589934592 bytes; at most",
+        ),
         ({"page_stride_bytes": 2**41}, Values.literal(1, 7, 7, 18), "bytes of memory; at most"),
     ],
-    ids=["elements", "rows", "memory"],
+    ids=["elements", "rows", "payload", "memory"],
 )
 def test_absurd_expansions(
     base_case: Case, sizes: dict[str, int], starts: Values, message: str

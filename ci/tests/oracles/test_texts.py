@@ -127,6 +127,7 @@ class SparseBench:
         ("block_table", 4 * 4, "row 0, column 4; the row ends at column 3"),
         ("block_table", -4, "in front of the table"),
         ("block_table", 4 * 6, "row 1, column 1, which no row of dst maps"),
+        ("block_table", 4 * 1, "row 0, column 1"),
         ("starts", 16, "element 4 of 4"),
         ("counts", 8, "element 1 of 2"),
     ],
@@ -149,6 +150,6 @@ def test_describe_names_what_is_unusual(base_case: Case) -> None:
     )
     assert OPERATION.describe(plan) == (
         "R=3  N=19  BS=4  NB=6  W=4 bt=5  starts=[1, 7, 7]  seq_starts=[2, 0, 3]  no terminal  "
-        "table permuted (seed 1)  entry 12 B of 4 B elements, ce=16 cb=72 d0=16, seed 0  "
+        "table permuted (seed 1)  entry 12 B of 4 B elements, cb=72 ce=16 d0=16, seed 0  "
         "src +8 B  num_tokens:=19"
     )

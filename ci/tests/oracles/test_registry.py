@@ -1,0 +1,41 @@
+"""Operations and judgements are found by being there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pagefuzz.oracles
+from pagefuzz.oracles.registry import UnknownNameError, judgements, operation, operations
+from pagefuzz.oracles.verdict import CAUSE_ORDER
+
+
+def modules(folder: str) -> set[str]:
+    root = Path(pagefuzz.oracles.__path__[0]) / folder
+    return {path.stem for path in root.glob("*.py")} - {"__init__"}
+
+
+def test_one_module_an_operation() -> None:
+    """Every module of the folder registers one operation of its name."""
+    assert set(operations()) == modules("operations") >= {"cp_gather_cache"}
+
+
+def test_one_module_a_judgement() -> None:
+    """Every module of the folder registers one judgement of its name, ranked among causes."""
+    assert set(judgements()) == modules("judgements") == set(CAUSE_ORDER)
+
+
+@pytest.mark.parametrize("name", CAUSE_ORDER)
+def test_judgements_say_what_they_are(name: str) -> None:
+    """Each has a unit and a summary for `pagefuzz list`."""
+    judgement = judgements()[name]
+    assert judgement.unit in {"bytes", "operations", "launches", "counters"}
+    assert judgement.summary
+    assert len(judgement.summary) < 100
+
+
+def test_unknown_operation() -> None:
+    """A wrong name is answered with those that exist."""
+    with pytest.raises(UnknownNameError, match="unknown operation 'gather'; there is cp_gather"):
+        operation("gather")
