@@ -95,17 +95,16 @@ def batches(draw: st.DrawFn) -> Batch:
     """
     shape = draw(_SHAPES)
     event(f"batch: {shape}")
-    if shape == "none":
-        return Batch(shape, 0, 1, "free")
-    if shape == "one":
-        count = 1
-    elif shape == "many":
-        return Batch(shape, draw(_MANY), 1, "free")
-    else:
-        count = draw(_REQUESTS)
-    if shape == "all empty":
-        return Batch(shape, count - 1, 1, "free")
-    if shape == "empty middle":
-        count += 1
+    # Drawn for every shape: what takes fewer draws counts as simpler, and that is to be `one`.
     longest = draw(_LONGEST) or draw(_ANY_LONGEST)
-    return Batch(shape, count, longest, draw(_SNAPS))
+    snap = draw(_SNAPS)
+    if shape == "one":
+        return Batch(shape, 1, longest, snap)
+    count = draw(_MANY if shape == "many" else _REQUESTS)
+    if shape == "none":
+        count = 0
+    elif shape == "all empty":
+        count -= 1
+    elif shape == "empty middle":
+        count += 1
+    return Batch(shape, count, longest, snap)

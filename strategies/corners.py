@@ -436,8 +436,8 @@ _HOSTILE: Mapping[str, _Predicate] = {
     "hostile: seq_start -2^31": lambda f: any(
         f.seq_starts[r] == INT32_MIN for r in f.live if f.seq_starts
     ),
-    "hostile: seq_start 2^31 - 1": lambda f: any(
-        f.seq_starts[r] == INT32_MAX for r in f.live if f.seq_starts
+    "hostile: seq_start 2^31 - 1": lambda f: (
+        f.hostile and any(f.seq_starts[r] == INT32_MAX for r in f.live if f.seq_starts)
     ),
     "hostile: starts fall": lambda f: bool(_falls(f.starts)) and _clamped_fall(f),
     "hostile: starts fall, requests contest rows": lambda f: (

@@ -77,6 +77,7 @@ class Surface:
 
     arguments     every buffer, in ABI order; `destinations` and all others may not meet
     strides       stride -> (size that must exceed 1 for it to count, alignment in bytes)
+    extents       stride -> sizes that must exceed 1 for it to be part of an extent
     counts        sizes that lie in 0..2^31-1
     own           lies that only this operation knows
     """
@@ -85,12 +86,13 @@ class Surface:
     arguments: Mapping[str, Argument]
     destinations: Sequence[str]
     strides: Mapping[str, tuple[str, int]]
+    extents: Mapping[str, Sequence[str]]
     counts: Sequence[str]
     own: Mapping[str, Sequence[Lie]]
 
-    def at_least(self, size: str, value: int) -> dict[str, int]:
-        """The override that makes a size large enough for a stride to count; empty if it is."""
-        return {} if self.case.sizes[size] >= value else {size: value}
+    def at_least(self, value: int, *sizes: str) -> dict[str, int]:
+        """The overrides that make sizes large enough for a stride to count; empty if they are."""
+        return {size: value for size in sizes if self.case.sizes[size] < value}
 
     def present(self) -> dict[str, Argument]:
         return {name: one for name, one in self.arguments.items() if not one.is_absent}
@@ -135,7 +137,7 @@ def _terminals(_: Surface) -> list[Lie]:
 
 def _negative_strides(surface: Surface) -> list[Lie]:
     return [
-        Lie("negative_stride", {name: value, **surface.at_least(size, 2)})
+        Lie("negative_stride", {name: value, **surface.at_least(2, size)})
         for name, (size, alignment) in surface.strides.items()
         for value in (-alignment, INT64_MIN)
     ]
@@ -144,8 +146,8 @@ def _negative_strides(surface: Surface) -> list[Lie]:
 def _stride_overflows(surface: Surface) -> list[Lie]:
     # The third index at 2^62 is the first that int64 does not hold.
     return [
-        Lie("stride_overflow", {name: value, **surface.at_least(size, 3)})
-        for name, (size, _) in surface.strides.items()
+        Lie("stride_overflow", {name: value, **surface.at_least(3, *sizes)})
+        for name, sizes in surface.extents.items()
         for value in (2**62, 2**63 - 8)
     ]
 
@@ -181,7 +183,7 @@ def _alignments(surface: Surface) -> list[Lie]:
     for name, (size, unit) in surface.strides.items():
         if unit > 1:
             value = surface.case.sizes[name] // unit * unit + unit // 2
-            lies.append(Lie("alignment", {name: abs(value), **surface.at_least(size, 2)}))
+            lies.append(Lie("alignment", {name: abs(value), **surface.at_least(2, size)}))
     return lies
 
 

@@ -302,6 +302,12 @@ def surface(case: Case) -> Surface:
         arguments=arguments,
         destinations=("dst",),
         strides=_strides(case),
+        extents={
+            "page_stride_bytes": ("num_pages",),
+            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
+            "dst_row_stride_bytes": ("num_tokens", "dst_rows"),
+            "table_row_stride": ("num_requests", "table_width"),
+        },
         counts=("num_requests", "num_tokens", "num_pages", "table_width"),
         own=own,
     )

@@ -78,20 +78,20 @@ def test_a_quarter_of_the_cases_in_contract_are_at_overflow_scale(draw):
 @pytest.mark.parametrize("refused", [False, True])
 def test_without_hostile_none_is(draw, refused):
     """hostile=False draws no case that the oracle calls hostile."""
-    found = {one.expectation.case_class for one in draw(1500, hostile=False, refused=refused)}
+    found = {one.expectation.case_class for one in draw(800, hostile=False, refused=refused)}
     assert found == {CaseClass.IN_CONTRACT} | ({CaseClass.REFUSED} if refused else set())
 
 
 def test_without_refused_none_is(draw):
     """refused=False draws no case that a launcher must refuse."""
-    found = {one.expectation.case_class for one in draw(1500, refused=False)}
+    found = {one.expectation.case_class for one in draw(800, refused=False)}
     assert found == {CaseClass.IN_CONTRACT, CaseClass.HOSTILE}
 
 
 @pytest.mark.parametrize("limit_bytes", [2**26, 2**31 + 2**27, 2**33 + 2**29])
 def test_memory_stays_within_the_limit(draw, limit_bytes):
     """All buffers of a case together, workspaces included."""
-    found = draw(1000, limit_bytes=limit_bytes)
+    found = draw(500, limit_bytes=limit_bytes)
     largest = max(memory_bytes(one.case, one.plan) for one in found)
     assert largest <= limit_bytes
     if limit_bytes > 2**31:
@@ -118,7 +118,7 @@ def test_few_bytes_are_touched(draw):
 def test_few_draws_are_made(draw):
     """A handful of integers a case, however many rows it has."""
     draws = [one.draws for one in draw(4000)]
-    assert statistics.median(draws) <= 28
+    assert statistics.median(draws) <= 30
     assert max(draws) <= 45
 
 
@@ -156,7 +156,7 @@ def test_spans_agree_with_the_oracle(draw):
 
 def test_required_bytes_agree_with_the_oracle(draw):
     """What the lies believe a buffer needs is what the plan laid out."""
-    for one in draw(1500, refused=False):
+    for one in draw(800, refused=False):
         needed = {name: buffer.required_bytes for name, buffer in one.plan.buffers.items()}
         assert required_bytes(one.case) == needed
 
@@ -164,7 +164,7 @@ def test_required_bytes_agree_with_the_oracle(draw):
 def test_every_lie_is_refused_for_its_reason(draw):
     """Each lie that can be told about a sound case is seen through, for the reason it names."""
     asked = operation(OPERATION)
-    sound = [one.case for one in draw(300, hostile=False, refused=False) if not one.case.overrides]
+    sound = [one.case for one in draw(800, hostile=False, refused=False) if not one.case.overrides]
     for case in sound[:40]:
         for reason, lies in lies_by_reason(surface(case)).items():
             for lie in lies:
@@ -174,7 +174,7 @@ def test_every_lie_is_refused_for_its_reason(draw):
 
 def test_there_are_lies_for_every_reason(draw):
     """Nothing that the contract refuses goes untold."""
-    for one in draw(300, hostile=False, refused=False)[:40]:
+    for one in draw(800, hostile=False, refused=False)[:40]:
         assert set(lies_by_reason(surface(one.case))) == set(REASONS)
 
 
@@ -216,7 +216,7 @@ def test_a_limit_below_64_mib_is_refused():
 )
 def test_an_unknown_operation_is_named(ask):
     """One sentence with the operations that there are."""
-    with pytest.raises(UnknownNameError, match="'x'.*cp_gather_cache"):
+    with pytest.raises(UnknownNameError, match=r"'x'.*cp_gather_cache"):
         ask()
 
 

@@ -25,7 +25,7 @@ def shares(strategy: SearchStrategy[int]) -> Counter[int]:
 
     @seed(0)
     @QUIET
-    @given(strategy, weighted({index: 1 for index in range(200)}))
+    @given(strategy, weighted(dict.fromkeys(range(200), 1)))
     def count(value: int, _: int) -> None:
         found[value] += 1
 
