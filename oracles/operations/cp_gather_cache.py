@@ -25,9 +25,9 @@ Decisions where contracts.md is open, beside those of all gathers (`oracles/gath
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from pagefuzz.oracles import contents
 from pagefuzz.oracles.case import CaseError
@@ -56,6 +56,9 @@ from pagefuzz.oracles.refusals import (
 )
 from pagefuzz.oracles.rows import PADDING_PAGE, Int64s
 from pagefuzz.oracles.verdict import CaseClass
+
+if TYPE_CHECKING:
+    import torch
 
 _ELEMENT_DTYPES = {1: Dtype.U8, 2: Dtype.U16, 4: Dtype.U32, 8: Dtype.U64}
 
@@ -310,6 +313,8 @@ class CpGatherCache(EntryGather):
 
         Raises `CaseError` if source and table are above 256 MiB.
         """
+        import torch  # seconds, that a campaign need not wait for
+
         a = plan.arguments
         if self.refusals(plan) or not (a["num_requests"] and a["num_tokens"]):
             return {"dst": {}}
@@ -368,6 +373,8 @@ def _integers(plan: Plan, buffer: str, width: int) -> dict[int, int]:
 
 
 def _tensor(values: Mapping[int, int] | list[int]) -> torch.Tensor:
+    import torch
+
     items = [values[i] for i in range(len(values))]
     return torch.tensor(items, dtype=torch.int64)
 
