@@ -34,9 +34,9 @@ LAYERS = (
     Layer("two fills", "forbidden reads that reach the output", (HOST, CUDA)),
     Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
     Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
-    Layer("worker deaths", "crashes, aborts, poisoned contexts", (HOST, CUDA)),
-    Layer("checked build", "every forbidden access, with the line", (HOST, CUDA), "checked"),
-    Layer("checked index type", "wrap, lossy narrowing, with the line", (HOST, CUDA), "checked"),
+    Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),
+    Layer("checked build", "every forbidden access, its line", (HOST, CUDA), "checked"),
+    Layer("checked index type", "wrap, lossy narrowing, the line", (HOST, CUDA), "checked"),
     Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
     Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
 )
@@ -59,14 +59,11 @@ class Examination:
     unusable: dict[str, str]
 
     def layer_on(self, layer: Layer, backend: str) -> str:
-        """ "yes", the build it needs, or why not, in a few characters."""
+        """ "yes", "no" (not on this machine) or "-" (there is no such thing)."""
         if backend not in layer.backends:
             return "-"
-        if self.unusable[backend]:
-            return "no"
-        if layer.needs == "asan" and not self._has("AddressSanitizer"):
-            return "no"
-        return f"yes ({layer.needs})" if layer.needs else "yes"
+        lacks_runtime = layer.needs == "asan" and not self._has("AddressSanitizer")
+        return "no" if self.unusable[backend] or lacks_runtime else "yes"
 
     def _has(self, name: str) -> bool:
         return any(fact.there for fact in self.facts if fact.name == name)

@@ -19,17 +19,18 @@ def doctor() -> int:
         _field(f"{' ' if fact.there else '!'} {fact.name}", fact.text, width)
     print()
     for line in table(
-        ("layer", HOST, CUDA, "sees"),
+        ("layer", HOST, CUDA, "build", "sees"),
         [
             (
                 layer.name,
                 found.layer_on(layer, HOST),
                 found.layer_on(layer, CUDA),
+                layer.needs or "any",
                 layer.sees,
             )
             for layer in LAYERS
         ],
-        left=(0, 1, 2, 3),
+        left=range(5),
     ):
         print(line)
     print()

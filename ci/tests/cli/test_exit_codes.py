@@ -1,0 +1,175 @@
+"""Exit codes of the installed command, and the one sentence that goes with each 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """Of a command that could not check: exit 2, one sentence on stderr, no traceback."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert lines
+    assert lines[0].startswith("pagefuzz: ")
+    return lines[0]
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path) -> dict[str, str]:
+    """An environment without a compiler and without built objects."""
+    return {"PATH": str(tmp_path), "PAGEFUZZ_CACHE": str(tmp_path / "cache"), "CXX": ""}
+
+
+def test_version(cli):
+    """--version prints it and exits 0."""
+    import pagefuzz
+
+    done = cli("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, f"pagefuzz {pagefuzz.__version__}")
+
+
+@pytest.mark.parametrize("arguments", [[], ["fuzz"], ["replay"], ["doctor"], ["list"]])
+def test_help(cli, arguments):
+    """Every command has help; the long ones have examples and the exit codes."""
+    done = cli(*arguments, "--help")
+    assert done.returncode == 0
+    assert "usage: pagefuzz" in done.stdout
+    if arguments in ([], ["fuzz"]):
+        assert "exit codes: 0 clean, 1 findings, 2 could not check" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["fuzz", "--time", "soon"], "'soon' must be a time such as 90s, 10m or 2h"),
+        (["fuzz", "--time", "0s"], "'0s' must be a time such as"),
+        (["fuzz", "--cases", "0"], "'0' must be a whole number, 1 or more"),
+        (["fuzz", "--jobs", "-1"], "'-1' must be a whole number, 1 or more"),
+        (["fuzz", "--seed", "x"], "'x' must be a whole number in 0..2^64-1"),
+        (["fuzz", "--time", "1m", "--cases", "3"], "not allowed with argument"),
+        (["fuzz", "--profile", "huge"], "invalid choice: 'huge'"),
+        (["fuzz", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["replay"], "required: CASE.json"),
+    ],
+)
+def test_wrong_usage(cli, arguments, said):
+    """What cannot be understood is exit 2, with what would be right."""
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_unknown_operation(cli):
+    """An operation that does not exist: its name and those there are."""
+    sentence = _sentence(cli("fuzz", "--op", "nope"))
+    assert sentence == "pagefuzz: unknown operation 'nope'; there is cp_gather_cache"
+
+
+@pytest.mark.parametrize("name", ["bundled:nope", "twin:nope", "nope", "twin:nope.toml"])
+@pytest.mark.parametrize("operation", [[], ["--op", "cp_gather_cache"]])
+def test_unknown_subject(cli, name, operation):
+    """A subject that does not exist is named."""
+    assert "nope" in _sentence(cli("fuzz", *operation, "--subject", name))
+
+
+def test_unknown_build(cli):
+    """A build flag that does not exist: its name and those there are."""
+    assert "'fast'" in _sentence(cli("fuzz", "--device", "host", "--build", "fast"))
+
+
+def test_absent_gpu(cli):
+    """--device cuda without a GPU says so; it does not fall back to the host."""
+    assert "GPU" in _sentence(cli("fuzz", "--device", "cuda", env=NO_GPU))
+
+
+def test_missing_compiler(cli, no_compiler):
+    """Without a compiler: what was looked for, and how to name one."""
+    sentence = _sentence(cli("fuzz", "--device", "host", env=no_compiler))
+    assert "no C++ compiler" in sentence
+
+
+def test_compiler_that_is_none(cli, no_compiler):
+    """PAGEFUZZ_CXX must name a program."""
+    env = {**no_compiler, "PAGEFUZZ_CXX": "no-such-compiler"}
+    assert "PAGEFUZZ_CXX names 'no-such-compiler'" in _sentence(
+        cli("fuzz", "--device", "host", env=env)
+    )
+
+
+def test_compiler_that_fails(cli, no_compiler, tmp_path):
+    """A failing compiler: its name, its exit status, and the end of what it printed."""
+    compiler = tmp_path / "broken-g++"
+    compiler.write_text('#!/bin/sh\necho broken as designed >&2\n[ "$1" = --version ]\n')
+    compiler.chmod(0o755)
+    env = {**no_compiler, "PATH": os.environ["PATH"], "PAGEFUZZ_CXX": str(compiler)}
+    done = cli("fuzz", "--device", "host", env=env)
+    assert "broken-g++ failed on cp_gather_cache.cu (exit status 1)" in _sentence(done)
+    assert "broken as designed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot read the case file"),
+        ("not JSON", "not a JSON case file"),
+        ("[]", "must be an object"),
+        ("{}", "pagefuzz_case"),
+        ('{"pagefuzz_case": 99}', "99"),
+        ('{"pagefuzz_case": 1, "operation": "cp_gather_cache", "sizes": {"x": 1.5}}', "x"),
+        ('{"pagefuzz_case": 1, "operation": "cp_gather_cache", "sizes": {}}', "num_requests"),
+        ('{"pagefuzz_case": 1, "operation": "nope", "sizes": {}}', "unknown operation 'nope'"),
+        ('{"pagefuzz_finding": 1}', "a case must be an object"),
+    ],
+)
+def test_malformed_case_files(cli, tmp_path, text, said):
+    """A file that is no case: exit 2, with what is wrong with it."""
+    if text is not None:
+        (tmp_path / "case.json").write_text(text)
+    assert said in _sentence(cli("replay", "case.json", "--device", "host"))
+
+
+def test_report_folder_that_cannot_be_written(cli, tmp_path):
+    """A report that cannot be written is no clean run."""
+    (tmp_path / "report").write_text("a file is in the way")
+    done = cli("fuzz", "--device", "host", "--cases", "5", "--report", "report")
+    assert "report" in _sentence(done)
+
+
+def test_doctor(cli):
+    """Fits 80 columns; says what is missing and what is used."""
+    done = cli("doctor", env=NO_GPU)
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for word in ("python", "host compiler", "GPU", "checked build", "--device auto runs on host"):
+        assert word in done.stdout
+
+
+def test_doctor_where_nothing_can_be_checked(cli, no_compiler):
+    """Neither a compiler nor a GPU: exit 2."""
+    done = cli("doctor", env={**no_compiler, **NO_GPU})
+    assert done.returncode == 2
+    assert "nothing can be checked on this machine" in done.stdout
+
+
+def test_list(cli):
+    """Operations, subjects with promises and faults, judgements; at 80 columns."""
+    done = cli("list")
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for word in ("cp_gather_cache", "bundled:page-as-merged", "contains hostile", "untouched"):
+        assert word in done.stdout
+
+
+def test_case_files_of_other_schemas_name_the_schema(cli, tmp_path):
+    """A case of a future version is refused with the version that is understood."""
+    (tmp_path / "case.json").write_text(json.dumps({"pagefuzz_case": 2}))
+    assert '"pagefuzz_case": 1' in _sentence(cli("replay", "case.json"))

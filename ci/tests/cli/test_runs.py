@@ -1,0 +1,163 @@
+"""The installed command on real subjects, on the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pagefuzz.harness.findings import load_finding
+from pagefuzz.harness.reporters.summary import Summary
+
+HOST = ("--device", "host", "--op", "cp_gather_cache")
+FAULTY = ("--subject", "bundled:page-as-merged")
+
+
+def _summary(folder: Path) -> Summary:
+    return Summary.from_json(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+
+
+def test_clean_run(cli, tmp_path):
+    """The sound subjects are clean; what each judgement examined and the rate are printed."""
+    done = cli("fuzz", *HOST, "--cases", "100", "--report", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert re.search(r"[\d,]+ cases, [\d,]+ launches .*: \d+ cases a second a core", done.stdout)
+    assert "clean: nothing was found" in done.stdout
+    for judgement in ("output", "untouched", "bounds", "overflow", "counts", "refusal", "death"):
+        assert re.search(rf"^{judgement}  .*\d", done.stdout, re.M), judgement
+    summary = _summary(tmp_path / "out")
+    assert summary.exit_code == 0
+    assert set(summary.subjects) == {
+        "cp_gather_cache/bundled:page",
+        "cp_gather_cache/bundled:token",
+    }
+    for subject in summary.subjects.values():
+        assert subject.cases >= 100
+        assert subject.checked["output"] > 0
+        assert set(subject.classes) == {"in contract", "hostile", "refused"}
+    assert {"hypothesis", "torch", "host compiler"} <= set(summary.versions)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["summary.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_same_cases_again(cli, tmp_path):
+    """Two runs of a profile with a fixed seed examine the same, to the byte."""
+    for name in ("one", "two"):
+        cli("fuzz", *HOST, "--profile", "gate", "--cases", "30", "--report", name)
+    one, two = (_summary(tmp_path / name).subjects for name in ("one", "two"))
+    assert {n: (s.cases, s.classes, s.checked) for n, s in one.items()} == {
+        n: (s.cases, s.classes, s.checked) for n, s in two.items()
+    }
+
+
+def test_no_hostile(cli, tmp_path):
+    """--no-hostile: no hostile case is run, reported ones included."""
+    done = cli("fuzz", *HOST, "--cases", "40", "--no-hostile", "--report", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no hostile cases" in done.stdout
+    for subject in _summary(tmp_path / "out").subjects.values():
+        assert set(subject.classes) == {"in contract", "refused"}
+
+
+def test_a_finding_from_fuzz_to_replay(cli, tmp_path):
+    """The faulty schedule: exit 1, a minimised finding in a file, which replay reproduces, and
+    which says on a sound subject that it does not reproduce."""
+    done = cli("fuzz", *HOST, *FAULTY, "--cases", "50", "--report", "out")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (path,) = (tmp_path / "out" / "findings").glob("bounds-*.json")
+    finding = load_finding(path)
+    assert finding.case.sizes["num_requests"] <= 2
+    assert (finding.repeats, finding.runs, finding.minimised) == (10, 10, True)
+    assert _summary(tmp_path / "out").findings[0].file == f"findings/{path.name}"
+
+    shown = str(path.relative_to(tmp_path))
+    assert f"pagefuzz replay {shown}" in done.stdout
+    again = cli("replay", shown)
+    assert again.returncode == 1
+    assert again.stdout.startswith("BOUNDS  read past block_table")
+    elsewhere = cli("replay", shown, "--subject", "bundled:page")
+    assert elsewhere.returncode == 0
+    assert "does not reproduce" in elsewhere.stdout
+
+
+def test_a_generated_test_fails_until_the_fault_is_fixed(cli, tmp_path):
+    """The test beside a finding fails on the faulty subject and passes on a sound one."""
+    cli("fuzz", *HOST, *FAULTY, "--cases", "5", "--report", "out")
+    folder = tmp_path / "out" / "findings"
+    (path,) = folder.glob("bounds-*.json")
+
+    def run_test() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    failing = run_test()
+    assert failing.returncode == 1
+    assert "BOUNDS  read past block_table" in failing.stdout
+    data = json.loads(path.read_text())
+    data["subject"] = "bundled:page"
+    path.write_text(json.dumps(data))
+    assert run_test().returncode == 0
+
+
+@pytest.mark.slow
+def test_both_reported_faults_are_found(cli, tmp_path):
+    """--keep-going on the faulty schedule: the table read past the row and the int32 wrap of a
+    product, with both operands, each in a case of at most two requests."""
+    done = cli("fuzz", *HOST, *FAULTY, "--keep-going", "--time", "90s", "--report", "out")
+    assert done.returncode == 1
+    findings = [load_finding(p) for p in (tmp_path / "out" / "findings").glob("[!t]*.json")]
+    found = {finding.failure.title: finding for finding in findings}
+    assert found["read past block_table"].case.sizes["page_size_tokens"] == 1
+    assert re.search(
+        r"\d+ \* \d+ in int32", found["int32 multiplication wraps"].failure.details["access"]
+    )
+    for finding in findings:
+        assert finding.case.sizes["num_requests"] <= 2, finding.text()
+        assert "cp_gather_cache.cu:" in finding.failure.details["where"]
+
+
+def test_interrupted(cli, tmp_path):
+    """Ctrl-C on the command: exit 2 without findings, summary and last line included."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagefuzz", "fuzz", *HOST, "--time", "5m", "--report", "out"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("profile"):
+            break
+    time.sleep(2)
+    os.kill(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    rest, problems = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 2
+    assert "interrupted before the run was finished: not a pass" in rest
+    assert "Traceback" not in problems
+    assert _summary(tmp_path / "out").interrupted
+
+
+def test_debug_profile(cli):
+    """Every case on a line, and Hypothesis' statistics."""
+    done = cli("fuzz", *HOST, "--subject", "bundled:page", "--profile", "debug")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count('"pagefuzz_case":1') >= 20
+    assert "- during generate phase" in done.stdout
+    assert "class: in contract" in done.stdout
