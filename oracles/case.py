@@ -171,11 +171,13 @@ class Placement:
         )
 
 
+_WORKSPACE = range(2**40 + 1)  # large ones are sparse memory
+
 _PLACEMENT_NUMBERS = {
     "offset_bytes": range(BASE_ALIGNMENT_BYTES),
-    "before_bytes": range(2**20 + 1),
-    "slack_bytes": range(2**20 + 1),
-    "after_bytes": range(2**20 + 1),
+    "before_bytes": _WORKSPACE,
+    "slack_bytes": _WORKSPACE,
+    "after_bytes": _WORKSPACE,
 }
 
 

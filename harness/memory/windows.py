@@ -8,6 +8,7 @@ case with thousands of them must not cost thousands of Python calls for each thi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,8 +23,19 @@ from pagefuzz.oracles.observation import Chunk
 
 _BLOCK_BYTES = BASE_ALIGNMENT_BYTES
 
-#: Most bytes of windows in one region. Beyond, a case costs seconds and is not run.
-LIMIT_BYTES = 256 * 2**20
+#: Most bytes of windows in one region, whatever memory the machine has: enough for the benchmark
+#: scenario whose offsets wrap (1.16 M rows of 2304 bytes).
+LIMIT_BYTES = 4 * 2**30
+
+#: Of the machine's free memory, the part that the windows of one region may take: what they hold
+#: exists several times while it is compared.
+_SHARE_OF_MEMORY = 1 / 8
+
+
+def limit_bytes() -> int:
+    """Most bytes of windows in one region. Beyond, a case is not run."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(LIMIT_BYTES, int(free * _SHARE_OF_MEMORY))
 
 
 class Windows:
@@ -64,10 +76,10 @@ class Windows:
             )
 
         self.spans = rounded(granularity)
-        if self.spans.total_bytes > LIMIT_BYTES:
+        if self.spans.total_bytes > (limit := limit_bytes()):
             raise DoesNotFitError(
                 f"{buffer.name} has {self.spans.total_bytes:,} bytes to fill and compare, "
-                f"more than {LIMIT_BYTES:,}"
+                f"more than the {limit:,} that this machine has to spare"
             )
         sizes = self.spans.end - self.spans.begin
         self._starts = np.cumsum(sizes) - sizes  # of each window in `before`
