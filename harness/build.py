@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -241,6 +242,22 @@ def compiler_version(target: str) -> str:
     if found := re.search(r"release \S+ V[\d.]+", text):
         return f"nvcc {found[0]}"
     return text.partition("\n")[0]
+
+
+def asan_runtime() -> Path:
+    """The library that a process must have in LD_PRELOAD to load an asan object."""
+    words = compiler("host")
+    clang = "clang" in _version_text(tuple(words))
+    name = f"libclang_rt.asan-{platform.machine()}.so" if clang else "libasan.so"
+    command = [*words, f"-print-file-name={name}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = Path(done.stdout.strip())
+    if not found.is_absolute() or not found.exists():
+        raise CannotCheckError(
+            f"{words[0]} has no {name}, which asan objects need: install its AddressSanitizer or "
+            "build without the asan flag"
+        )
+    return found.resolve()
 
 
 @cache

@@ -33,7 +33,7 @@ PF_EXPORT int pf_build_flags(void) {
 PF_EXPORT int pf_check_begin(const pf_permissions* permissions, int32_t buffer_count) {
 #ifdef PF_RECORDS
   if (buffer_count < 0 || buffer_count > pf::check::kMaxBuffers) return PF_REFUSED;
-  static pf::check::State fresh;  // tens of kilobytes: not for the stack
+  static pf::check::State fresh;  // kilobytes: not for the stack
   fresh = pf::check::State{};
   for (int32_t buffer = 0; buffer < buffer_count; ++buffer) fresh.permissions[buffer] = permissions[buffer];
 #ifdef __CUDACC__

@@ -1,4 +1,7 @@
 // (a) cp_gather_cache: raw copy of cache entries through a block table.
+//
+// As in every operation's file: the ABI fragment; what the launchers refuse; the struct that kernels get, all
+// views and index types; device code shared by the schedules; one section a schedule; the launchers.
 
 #include <algorithm>
 

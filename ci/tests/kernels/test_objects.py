@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ci.tests.kernels.conftest import CP_GATHER_CACHE, OK, REFUSED, fragment, load
 
-from pagefuzz.harness.build import KERNELS, BuildSpec, build, commands, compiler
+from pagefuzz.harness.build import KERNELS, BuildSpec, asan_runtime, build, commands, compiler
 
 OPERATIONS = sorted((KERNELS / "operations").glob("*.cu"))
 SOURCES = sorted(path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".h"))
@@ -61,11 +61,6 @@ def test_coverage_counts_can_be_flushed_by_a_worker(tmp_path):
 def test_an_asan_object_runs_in_a_process_that_preloads_its_runtime():
     """Builds, loads with LD_PRELOAD, runs fibers, and sees a stray write of a kernel."""
     path = build(CP_GATHER_CACHE, BuildSpec.parse("host", "asan"))
-    command = [*compiler("host"), "-print-file-name=libasan.so"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    runtime = Path(done.stdout.strip()).resolve()
-    if not runtime.is_absolute() or not runtime.exists():
-        pytest.skip("the compiler has no libasan")
     script = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("kit", sys.argv[1])
@@ -101,11 +96,11 @@ print("not seen", flush=True)
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "LD_PRELOAD": str(runtime), "ASAN_OPTIONS": "detect_leaks=0"},
+        env={**os.environ, "LD_PRELOAD": str(asan_runtime()), "ASAN_OPTIONS": "detect_leaks=0"},
     )
     assert done.stdout == "clean\n", done.stderr
     assert "heap-buffer-overflow" in done.stderr
-    assert "cp_gather_cache.cu" in done.stderr
+    assert "cp_gather_cache" in done.stderr
     assert path.exists()
 
 

@@ -290,7 +290,8 @@ def assembly(small_source, text):
     words = [word for word in compile_command if word not in ("-c", "-g1")]
     words[words.index("-o") + 1] = "-"
     done = subprocess.run([*words, "-S", "-g0"], capture_output=True, text=True, check=True)
-    body = done.stdout.partition("subject:\n")[2].partition(".size")[0]
+    body = re.split(r"^subject:.*$", done.stdout, flags=re.MULTILINE)[1].partition(".size")[0]
+    body = re.sub(r"#.*$", "", body, flags=re.MULTILINE)
     body = re.sub(r"\((%\w+),(%\w+)\)", lambda m: f"({min(m[1], m[2])},{max(m[1], m[2])})", body)
     lines = [line.strip() for line in body.splitlines()]
     return [line for line in lines if line and not re.match(r"\.(cfi|LF)", line)]
