@@ -59,6 +59,8 @@ _MOST_COLUMNS = 2**14  # of all requests together, outside overflow scale
 #: At overflow scale: keeps rows countable, so that a grid sized from num_tokens can be launched.
 _LEAST_ROW_STRIDE = 1024
 _MOST_PACKED_PAGES = 6
+#: Rows that lie megabytes apart each cost a page of real memory.
+_MOST_SCATTERED_ROWS = 32
 
 _PAGES = skewed((60, (0,)), (22, range(1, 5)), (18, (-1, -2, -3)))
 _SEEDS = st.sampled_from(range(256))
@@ -102,7 +104,7 @@ def gather_choices(
     case_class: str,
     limit_bytes: int,
 ) -> GatherChoices:
-    """Choices for a case of `case_class`, about 20 draws.
+    """Choices for a case of `case_class`, about 25 draws.
 
     Overflow scale is reached by one in four cases in contract and one in ten hostile ones, if
     `limit_bytes` allows any. Shrinks towards ordinary scale, then in the order of the fields.
@@ -209,6 +211,8 @@ class Gather:
     def _fit_batch(self) -> None:
         choices, size = self.choices, self.page_size_tokens
         max_rows = max(1, _ROW_BYTES // self.entry_bytes)
+        if self.quantity in ("dst stride", "slot stride"):
+            max_rows = min(max_rows, _MOST_SCATTERED_ROWS)
         lengths = choices.batch.lengths(size, max_rows)
         if self.quantity:
             if self.quantity in ("column", "token"):

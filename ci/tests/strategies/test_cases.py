@@ -122,6 +122,17 @@ def test_few_draws_are_made(draw):
     assert max(draws) <= 45
 
 
+def test_each_case_is_a_new_one(draw):
+    """Hypothesis does not spend its examples on near-duplicates of the case before: see `choices`
+    on labels."""
+    seen = [
+        (one.case.seed, *(one.case.sizes[name] for name in ("page_size_tokens", "num_tokens")))
+        for one in draw(4000)
+    ]
+    repeated = sum(before == now for before, now in zip(seen, seen[1:], strict=False))
+    assert repeated / len(seen) < 0.05
+
+
 def test_cases_survive_json(draw):
     """A case file holds all of a case."""
     for one in draw(4000)[:500]:
