@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Self
 
 from pagefuzz.harness import subjects
-from pagefuzz.harness.build import BuildSpec, compiler
+from pagefuzz.harness.build import BuildSpec, cache_folder, compiler
 from pagefuzz.harness.build import build as build_object
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Assignment, FixedBytes
 from pagefuzz.harness.workers.client import Worker
-from pagefuzz.harness.workers.journal import Journal
+from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import judging, registry
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.judgement import Run
@@ -73,7 +73,7 @@ class Checker:
         build      build flags, separated by commas
         timeout_s  after which a launch counts as a hang
         journal    file that holds the running case, so that it survives the death of this process;
-                   none by default
+                   one in the cache's folder `journals` by default, removed by `close`
 
         Raises `CannotCheckError`: an unknown name, no GPU, no compiler, a kernel that does not
         compile, or an operation whose arguments do not match its kernel's.
@@ -98,7 +98,7 @@ class Checker:
             self._assignment,
             timeout_s=timeout_s,
             environment=_asan_environment() if "asan" in spec.flags else None,
-            journal=Journal(journal, **about) if journal else None,
+            journal=Journal(journal or new_path(cache_folder().parent / "journals"), **about),
         )
 
     @property

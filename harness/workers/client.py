@@ -263,8 +263,8 @@ class Worker:
     def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer | Death:
         """One case; how the process ended if it did so instead of answering.
 
-        Raises `CaseError` and `CannotCheckError`, the latter also if a process died twice before
-        it came to launch this case, which is then not the subject's doing.
+        A process that died of something else than a launch is replaced once. Raises `CaseError`
+        and `CannotCheckError`, the latter also if its successor does not get through either.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
         for _ in range(2):
@@ -273,7 +273,7 @@ class Worker:
             if not isinstance(answer, _Unlaunched):
                 return answer
             unlaunched = answer.death
-        raise CannotCheckError(f"a worker died before it launched the case: {_said(unlaunched)}")
+        raise CannotCheckError(f"a worker died twice, not of the launch: {_said(unlaunched)}")
 
     def _ask(self, case: Case, message: Message) -> Answer | Death | _Unlaunched:
         running = self._running
@@ -303,7 +303,10 @@ class Worker:
         if answer is None:
             stage = Stage(running.stage[0])
             death = self._bury("")
-            return death if stage in (Stage.LAUNCHING, Stage.JUDGING) else _Unlaunched(death)
+            # A launch may have ruined the process, so that judging it dies. SIGKILL then is not
+            # its doing: somebody, or the kernel short of memory, ended the worker.
+            ruined = stage is Stage.JUDGING and death.how != "SIGKILL"
+            return death if stage is Stage.LAUNCHING or ruined else _Unlaunched(death)
         if "verdict" in answer:
             fixed = answer["fixed_bytes"]
             return Answer(
@@ -352,7 +355,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class _Unlaunched:
-    """A process died without having launched the case it was given."""
+    """A process died of something else than the case it was given."""
 
     death: Death
 

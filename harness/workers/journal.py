@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.oracles.case import Case
 
 _LIMIT_BYTES = 2**20
+_KEPT = 20
+_numbers = itertools.count(1)
 
 
 class Journal:
@@ -18,12 +22,21 @@ class Journal:
     """
 
     def __init__(self, path: Path, **about: str) -> None:
-        """`about` (subject, device, build) goes into every line."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """`about` (subject, device, build) goes into every line.
+
+        Raises `CannotCheckError` if the file cannot be written.
+        """
         self.path = path
         self._about = about
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise CannotCheckError(
+                f"cannot keep a journal in {path}: {error.strerror}; PAGEFUZZ_CACHE may name "
+                "another folder for it"
+            ) from None
         self._size_bytes = os.fstat(self._file).st_size
 
     def write(self, case: Case) -> None:
@@ -50,7 +63,24 @@ def last_entry(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def journal_folder() -> Path:
-    """Where journals lie: under the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "pagefuzz" / "journals"
+def new_path(folder: Path) -> Path:
+    """For a journal of this process; of those that others left behind only the newest are kept."""
+    for old in sorted(left_behind(folder), key=_changed_at, reverse=True)[_KEPT:]:
+        old.unlink(missing_ok=True)
+    return folder / f"{os.getpid()}-{next(_numbers)}.jsonl"
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """Journals in a folder whose process has ended without an orderly end."""
+    return [
+        path
+        for path in folder.glob("*-*.jsonl")
+        if (number := path.stem.split("-")[0]).isdecimal() and not Path("/proc", number).exists()
+    ]
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another process was tidying too
+        return 0.0

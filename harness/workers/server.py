@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import resource
@@ -125,6 +126,7 @@ def main() -> None:
         importlib.import_module(module)
     registry.operations()
     registry.judgements()
+    gc.freeze()  # a collection in a worker would otherwise copy every page it looks at
     _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
 
 
