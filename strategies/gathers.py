@@ -38,12 +38,12 @@ LEAST_LIMIT_BYTES = 2**26
 
 #: What reaches a boundary of 32-bit arithmetic -> weight.
 QUANTITIES = {
-    "dst row": 14,  # row * row stride, by way of the first start
+    "dst row": 15,  # row * row stride, by way of the first start
     "src page": 16,  # page * page stride, by way of the number of pages
     "packed page": 18,  # the same with page strides of about a million bytes
     "dst stride": 9,  # a row stride as large as the boundary allows
     "page stride": 9,  # a page stride of the boundary, its half, third or quarter
-    "slot stride": 16,  # a slot stride likewise
+    "slot stride": 22,  # a slot stride likewise
     "table stride": 16,  # request * table row stride
     "column": 12,  # logical page, by way of seq_starts
     "token": 6,  # position in the sequence
@@ -65,7 +65,7 @@ _MOST_SCATTERED_ROWS = 32
 _PAGES = skewed((60, (0,)), (22, range(1, 5)), (18, (-1, -2, -3)))
 _SEEDS = st.sampled_from(range(256))
 _AT_SCALE = {
-    "in contract": weighted({False: 74, True: 26}),
+    "in contract": weighted({False: 72, True: 28}),
     "hostile": weighted({False: 90, True: 10}),
 }
 _COUNTERS = weighted({None: 30, (0, 0): 50, (5, 7): 15, (-3, 2**40): 5})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
@@ -129,7 +130,7 @@ def test_each_case_is_a_new_one(draw):
         (one.case.seed, *(one.case.sizes[name] for name in ("page_size_tokens", "num_tokens")))
         for one in draw(4000)
     ]
-    repeated = sum(before == now for before, now in zip(seen, seen[1:], strict=False))
+    repeated = sum(before == now for before, now in pairwise(seen))
     assert repeated / len(seen) < 0.05
 
 
