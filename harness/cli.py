@@ -56,8 +56,9 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def jobs(text: str) -> int:
-    return len(os.sched_getaffinity(0)) if text == "auto" else positive(text)
+def jobs(text: str) -> int | None:
+    """None: as many as suit the device."""
+    return None if text == "auto" else positive(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -119,9 +120,8 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument(
         "--jobs",
         type=jobs,
-        default="auto",
         metavar="N|auto",
-        help="runner processes; auto: one a core (default)",
+        help="runner processes; auto (default): one a core, on cuda at most 4",
     )
     fuzz.add_argument(
         "--hostile",

@@ -31,7 +31,7 @@ LAYERS = (
     Layer("reference, bit-exact", "wrong values", (HOST, CUDA)),
     Layer("whole-buffer byte diff", "writes to any forbidden byte", (HOST, CUDA)),
     Layer("red zones", "writes just outside a buffer", (HOST, CUDA)),
-    Layer("two fills", "forbidden reads that reach the output", (HOST, CUDA)),
+    Layer("two fills", "forbidden reads that reach output", (HOST, CUDA)),
     Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
     Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
     Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),
@@ -59,7 +59,7 @@ class Examination:
     unusable: dict[str, str]
 
     def layer_on(self, layer: Layer, backend: str) -> str:
-        """ "yes", "no" (not on this machine) or "-" (there is no such thing)."""
+        """Whether it is there: "yes", "no" (not on this machine) or "-" (no such thing)."""
         if backend not in layer.backends:
             return "-"
         lacks_runtime = layer.needs == "asan" and not self._has("AddressSanitizer")

@@ -48,6 +48,20 @@ def cause(verdict: Verdict) -> Failure | None:
     return next((f for f in verdict.failures if f.severity is Severity.FAILURE), None)
 
 
+def identity_of(verdict: Verdict) -> str:
+    """What makes two failing cases the same finding; empty if the verdict did not fail.
+
+    It is the de-duplication key of the failure. One that cannot name a line of source (a death, a
+    wrong byte) may have different causes in and out of contract, so that the class is part of it.
+    """
+    failure = cause(verdict)
+    if failure is None:
+        return ""
+    if "where" in failure.details or verdict.case_class is None:
+        return failure.identity
+    return f"{failure.identity}:{verdict.case_class}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One distinct fault of one subject.
@@ -79,7 +93,7 @@ class Finding:
 
     @property
     def identity(self) -> str:
-        return self.failure.identity
+        return identity_of(self.verdict)
 
     @property
     def digest(self) -> str:
@@ -182,8 +196,12 @@ class Finding:
     def _seen(self) -> str:
         """Who saw the case fail, who looked and saw nothing, and who could not look."""
 
+        checked = "checked" in self.build
+
         def named(judgement: str) -> str:
             layer = LAYERS.get(judgement)
+            if judgement == "overflow" and not checked:
+                layer = "UBSan"
             return f"{judgement} ({layer})" if layer else judgement
 
         saw = dict.fromkeys(f.judgement for f in self.verdict.failures)
@@ -191,13 +209,13 @@ class Finding:
         blind = [
             name
             for name in ("bounds", "overflow")
-            if name not in saw and name not in self.verdict.checked and "checked" not in self.build
+            if name not in saw and name not in self.verdict.checked and not checked
         ]
         parts = [", ".join(named(name) for name in saw)]
         if silent:
             parts.append(f"looked and saw nothing: {', '.join(silent)}")
         if blind:
-            parts.append(f"blind in a {self.build} build: {', '.join(blind)}")
+            parts.append(f"blind without a checked build: {', '.join(blind)}")
         return "; ".join(parts)
 
     def _repeated(self) -> str:

@@ -35,15 +35,17 @@ KINDS = {
     "extreme seq_start": 5,
 }
 
-_COUNTS = weighted({1: 70, 2: 22, 3: 8})
-# One set of strategies for each edit of a case: see `choices` on labels.
+_MOST_EDITS = 3
+# One set of strategies for each edit of a case, for labels of their own (see `choices`); what an
+# index means is the same in all, so that an edit can be left out and the next take its place.
 _EDITS = tuple(
     (
-        weighted({kind: weight * nth for kind, weight in KINDS.items()}),
-        skewed((nth, (0, 1, 2)), (nth, range(64 * nth))),
-        skewed((3 * nth, range(8)), (2 * nth, range(64 * nth))),
+        weighted({**KINDS, "extreme seq_start": KINDS["extreme seq_start"] + nth}),
+        skewed((1, (0, 1, 2)), (1, range(64 + nth))),
+        skewed((3, range(8)), (2, range(64 + nth))),
+        weighted({False: 70, True: 30 + nth}),
     )
-    for nth in (1, 2, 3)
+    for nth in range(_MOST_EDITS)
 )
 
 #: Rows that edited starts may claim, all requests together; beyond it, starts stay as they are.
@@ -103,20 +105,21 @@ class Edit:
 
 
 @st.composite
-def edits(draw: st.DrawFn, *, max_count: int = 3) -> tuple[Edit, ...]:
-    """One to `max_count` hostile edits, 3 draws each and one for their number.
+def edits(draw: st.DrawFn, *, max_count: int = _MOST_EDITS) -> tuple[Edit, ...]:
+    """One to `max_count` hostile edits, 4 draws each.
 
     Shrinks towards one edit, that of a sequence start that runs one row past the table. Raises
     `InvalidArgument` for `max_count` outside 1..3.
     """
-    if max_count not in (1, 2, 3):
-        raise InvalidArgument(f"max_count={max_count!r} must lie in 1..3")
-    count = min(draw(_COUNTS), max_count)
+    if max_count not in range(1, _MOST_EDITS + 1):
+        raise InvalidArgument(f"max_count={max_count!r} must lie in 1..{_MOST_EDITS}")
     found = []
-    for kinds, places, amounts in _EDITS[:count]:
+    for kinds, places, amounts, more in _EDITS[:max_count]:
         kind = draw(kinds)
         event(f"hostile: {kind}")
         found.append(Edit(kind, draw(places), draw(amounts)))
+        if not draw(more):
+            break
     return tuple(found)
 
 

@@ -33,10 +33,10 @@ from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
 from pagefuzz.harness.campaign.watchdog import Watchdog
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import cause
+from pagefuzz.harness.findings import identity_of
 from pagefuzz.harness.profiles import SHARD_CASES
 from pagefuzz.oracles.case import Case, CaseError
-from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
+from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 
 if TYPE_CHECKING:
     from pagefuzz.harness.campaign.parts import CaseChecker
@@ -92,6 +92,11 @@ class Target:
 
     identity: str
     case_class: CaseClass | None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Target:
+        """With an empty identity if the verdict did not fail."""
+        return cls(identity_of(verdict), verdict.case_class)
 
 
 class Search:
@@ -161,9 +166,9 @@ class Search:
         for case in self._parts.reported(self._job):
             self._case_began = time.monotonic()
             verdict = self._check(case)
-            if (failure := cause(verdict)) and self._is_new(failure, verdict):
-                self._keep(case, verdict, failure)
-                self._settle(failure.identity)
+            if self._is_new(verdict):
+                self._keep(case, verdict)
+                self._settle(identity_of(verdict))
                 if self._ended_early:
                     return
 
@@ -266,17 +271,13 @@ class Search:
         if not shrinking:
             self._generated += 1
             self._feed(verdict)
-        failure = cause(verdict)
-        if failure is None:
-            return
-        new = self._is_new(failure, verdict)
-        if new:
-            self._keep(case, verdict, failure)
-        if new and self._target is None:
-            self._target = Target(failure.identity, verdict.case_class)
-            self._begin_shrinking(failure.identity, HYPOTHESIS_SHARE)
-        if self._target == Target(failure.identity, verdict.case_class):
-            raise _CaseFailedError(failure.identity)
+        if self._is_new(verdict):
+            self._keep(case, verdict)
+            if self._target is None:
+                self._target = Target.of(verdict)
+                self._begin_shrinking(self._target.identity, HYPOTHESIS_SHARE)
+        if self._target is not None and Target.of(verdict) == self._target:
+            raise _CaseFailedError(self._target.identity)
 
     def _check(self, case: Case) -> Verdict:
         """Has the case judged, and counts it: as a case, or towards minimising."""
@@ -368,17 +369,19 @@ class Search:
             magnitude = math.log2(1 + abs(figure))
             hypothesis.target(-magnitude if name.startswith("distance") else magnitude, label=name)
 
-    def _is_new(self, failure: Failure, verdict: Verdict) -> bool:
-        """Not settled yet, or so far only in a class that says less."""
-        settled = self._settled.get(failure.identity)
-        return settled is None or CLASS_RANK[verdict.case_class] < settled
+    def _is_new(self, verdict: Verdict) -> bool:
+        """Whether it failed in a way that is not settled, or only in a class that says less."""
+        identity = identity_of(verdict)
+        settled = self._settled.get(identity)
+        return bool(identity) and (settled is None or CLASS_RANK[verdict.case_class] < settled)
 
-    def _keep(self, case: Case, verdict: Verdict, failure: Failure) -> None:
+    def _keep(self, case: Case, verdict: Verdict) -> None:
         """Stores the case if it is the first of its identity or better than the one stored."""
-        candidate, best = Candidate(case, verdict), self._candidates.get(failure.identity)
+        identity = identity_of(verdict)
+        candidate, best = Candidate(case, verdict), self._candidates.get(identity)
         if best is not None and not candidate.better_than(best):
             return
-        self._candidates[failure.identity] = candidate
+        self._candidates[identity] = candidate
         self._best_s = self._case_s
         self._emit(Failing(case, verdict))
         unit = self._job.shard.unit
@@ -389,7 +392,7 @@ class Search:
                     "subject": unit.subject,
                     "backend": self._job.options.backend,
                     "build": self._job.options.build,
-                    "identity": failure.identity,
+                    "identity": identity,
                     "case": case.to_json(),
                 }
             )
@@ -410,17 +413,14 @@ class Search:
             self._shrink_ends = None
             return
         minimised = True
-        target = Target(identity, best.verdict.case_class)
+        target = Target.of(best.verdict)
         self._begin_shrinking(identity, 1.0 - HYPOTHESIS_SHARE)
 
         def still_fails(case: Case) -> bool:
             verdict = self._check(case)
-            failure = cause(verdict)
-            if failure is None:
-                return False
-            if self._is_new(failure, verdict):
-                self._keep(case, verdict, failure)
-            return Target(failure.identity, verdict.case_class) == target
+            if self._is_new(verdict):
+                self._keep(case, verdict)
+            return Target.of(verdict) == target
 
         try:
             simplify(best.case, still_fails)
@@ -441,9 +441,8 @@ class Search:
         repeats = runs = 0
         grace_ends = time.monotonic() + REPEAT_GRACE_S
         while runs < REPEATS and not (self._time_is_up and time.monotonic() >= grace_ends):
-            failure = cause(self._checker.check(case))
             runs += 1
-            repeats += failure is not None and failure.identity == identity
+            repeats += identity_of(self._checker.check(case)) == identity
         return repeats, runs
 
     def _settle_the_rest(self) -> None:
@@ -465,6 +464,5 @@ class Search:
 
 
 def _describe(case: Case, verdict: Verdict) -> str:
-    failure = cause(verdict)
-    what = failure.identity if failure else verdict.not_run or str(verdict.outcome)
+    what = identity_of(verdict) or verdict.not_run or str(verdict.outcome)
     return f"{verdict.case_class or '?'}: {what}: {case.dumps()}"

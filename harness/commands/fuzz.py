@@ -15,6 +15,7 @@ from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.plan import Options, Unit
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
+from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.profiles import PROFILES, Profile
 from pagefuzz.harness.reporters import Reporter
 from pagefuzz.harness.reporters.figures import duration
@@ -26,6 +27,10 @@ from pagefuzz.oracles import registry
 
 #: At most this part of a run that is bound by time goes to minimising one finding.
 SHRINK_SHARE = 1 / 6
+
+#: Runners that share one GPU unless --jobs says otherwise: its memory is shared too, and a case that
+#: does not fit is not run.
+MOST_CUDA_JOBS = 4
 
 
 def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -51,6 +56,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     seed = options.seed
     if seed is None:
         seed = secrets.randbits(32) if profile.fixed_seed is None else profile.fixed_seed
+    jobs = options.jobs or _jobs_for(backend)
     folder = options.report or Path()
     report = folder / "findings"
     cache = cache_folder().parent
@@ -76,7 +82,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         units,
         backend,
         f"{backend}, {build} build" + (f", {device}" if device != backend else ""),
-        f"{profile.name}: {bound}, seed {seed}, --jobs {options.jobs}",
+        f"{profile.name}: {bound}, seed {seed}, --jobs {jobs}",
         found_versions,
         found_commit,
     )
@@ -96,14 +102,25 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         settings,
         cases=cases,
         time_s=time_s,
-        jobs=options.jobs,
+        jobs=jobs,
         findings=report,
         reporters=reporters,
         device=device,
         judgements=tuple(judgements),
         versions=found_versions,
     )
-    return campaign.run().exit_code
+    try:
+        return campaign.run().exit_code
+    except CannotCheckError as error:  # the summary cannot be written
+        if not campaign.result.findings:
+            raise
+        print(f"pagefuzz: {error}", file=sys.stderr)
+        return campaign.result.exit_code
+
+
+def _jobs_for(backend: str) -> int:
+    cores = len(os.sched_getaffinity(0))
+    return cores if backend == "host" else min(cores, MOST_CUDA_JOBS)
 
 
 def _build_all(units: Sequence[Unit], backend: str, build: str) -> str:

@@ -60,7 +60,7 @@ def _replay_on(
             verdict=verdict,
         )
         print(now.text(shutil.get_terminal_size().columns, path if finding else None))
-        if finding is not None and failure.identity != finding.identity:
+        if finding is not None and now.identity != finding.identity:
             print(f"\nfails in another way than recorded: {finding.identity}")
     return 1
 

@@ -24,8 +24,10 @@ def amount(number: int, unit: str) -> str:
 
 
 def plural(number: int, nouns: str) -> str:
-    """`nouns` is the plural, which in English ends in -s for everything that is counted here."""
-    return f"{number:,} {nouns.removesuffix('s') if number == 1 else nouns}"
+    """`nouns` is the regular plural of what is counted."""
+    if number != 1:
+        return f"{number:,} {nouns}"
+    return f"1 {nouns.removesuffix('es' if nouns.endswith(('ches', 'sses')) else 's')}"
 
 
 def table(

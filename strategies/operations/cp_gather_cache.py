@@ -70,7 +70,7 @@ def cases(
     *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> SearchStrategy[Case]:
     """Cases of cp_gather_cache: three in five in contract (a quarter of them at overflow scale),
-    one in four hostile, the others refused; about 25 draws each.
+    one in four hostile, the others refused; about 30 draws each.
 
     hostile, refused  whether cases of that class may be drawn; without both, all are in contract
     limit_bytes       bound on the memory of all buffers of a case together

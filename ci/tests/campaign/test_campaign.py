@@ -83,6 +83,18 @@ def test_a_finding_in_contract_is_preferred(run_campaign):
     assert str(finding.verdict.case_class) == "in contract"
 
 
+def test_without_a_line_of_source_the_class_tells_findings_apart(run_campaign):
+    """Two deaths, in contract and hostile, may be two faults: neither replaces the other."""
+    subject = {
+        "faults": {"bounds:a": ["a", 100]},
+        "reported": {"a": 100, "b": 0, "c": 1},
+        "nowhere": True,
+    }
+    ran = run_campaign(subject, keep_going=True)
+    assert ran.identities == {"bounds:a:hostile", "bounds:a:in contract"}
+    assert len({found.path for u in ran.result.units.values() for found in u.found.values()}) == 2
+
+
 def test_findings_do_not_depend_on_jobs(run_campaign):
     """With the same seed, 1 and 3 runners draw the same cases and find the same."""
     outcomes = []

@@ -58,6 +58,20 @@ def test_the_same_cases_again(cli, tmp_path):
     }
 
 
+def test_nightly_draws_new_cases(cli, tmp_path):
+    """Each nightly run has a seed of its own, in CI too, which is printed and can be given."""
+    seeds = []
+    for name in ("one", "two"):
+        done = cli(
+            *("fuzz", *HOST, "--profile", "nightly", "--time", "2s", "--report", name),
+            env={"CI": "true"},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        seeds.append(_summary(tmp_path / name).seed)
+        assert f"seed {seeds[-1]}" in done.stdout
+    assert seeds[0] != seeds[1]
+
+
 def test_no_hostile(cli, tmp_path):
     """--no-hostile: no hostile case is run, reported ones included."""
     done = cli("fuzz", *HOST, "--cases", "40", "--no-hostile", "--report", "out")
@@ -152,6 +166,46 @@ def test_interrupted(cli, tmp_path):
     assert "interrupted before the run was finished: not a pass" in rest
     assert "Traceback" not in problems
     assert _summary(tmp_path / "out").interrupted
+
+
+def test_killed(tmp_path):
+    """kill -9 on the command: its runners notice, and end by themselves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagefuzz", "fuzz", *HOST, "--time", "5m"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(4)
+    runners = _children(process.pid)
+    process.kill()
+    process.communicate()
+    assert runners
+    ends = time.monotonic() + 15
+    while any(_runs(pid) for pid in runners):
+        assert time.monotonic() < ends
+        time.sleep(0.2)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_report_that_cannot_be_written_hides_no_finding(cli, tmp_path):
+    """Findings are exit 1 even where neither they nor the summary can be stored."""
+    (tmp_path / "report").write_text("a file is in the way")
+    done = cli("fuzz", *HOST, *FAULTY, "--cases", "5", "--report", "report")
+    assert done.returncode == 1
+    assert "BOUNDS  read past block_table" in done.stdout
+    assert "cannot store a finding in report/findings" in done.stderr
+    assert "cannot write report/summary.json" in done.stderr
 
 
 def test_debug_profile(cli):

@@ -58,7 +58,7 @@ def test_a_release_build_says_what_it_cannot_see(over_read):
         verdict.outcome, verdict.case_class, (consequence,), checked={"output": 1}, launches=2
     )
     text = over_read(verdict=blind, build="release").text(200)
-    assert "blind in a release build: bounds, overflow" in text
+    assert "blind without a checked build: bounds, overflow" in text
 
 
 @pytest.mark.parametrize(

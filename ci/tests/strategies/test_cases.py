@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
@@ -120,6 +121,17 @@ def test_few_draws_are_made(draw):
     draws = [one.draws for one in draw(4000)]
     assert statistics.median(draws) <= 30
     assert max(draws) <= 45
+
+
+def test_each_case_is_a_new_one(draw):
+    """Hypothesis does not spend its examples on near-duplicates of the case before: see `choices`
+    on labels."""
+    seen = [
+        (one.case.seed, *(one.case.sizes[name] for name in ("page_size_tokens", "num_tokens")))
+        for one in draw(4000)
+    ]
+    repeated = sum(before == now for before, now in pairwise(seen))
+    assert repeated / len(seen) < 0.05
 
 
 def test_cases_survive_json(draw):

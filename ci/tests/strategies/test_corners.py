@@ -55,6 +55,7 @@ def test_corners_are_of_the_class_they_name(draw):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed_value", [1, 2, 3])
 def test_every_corner_has_its_odds(draw, seed_value):
-    """Each is reached about once in 1,500 cases or more often, whatever the seed."""
+    """Each is reached about once in 1,500 cases or more often, whatever the seed (6 expected of
+    the rarest, give or take two or three)."""
     counted = reached(draw(9000, seed_value=seed_value))
-    assert [name for name, count in counted.items() if count < 6] == []
+    assert [name for name, count in counted.items() if count < 4] == []

@@ -7,6 +7,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
     sleep_s     how long a case takes
     kill_after  the runner kills itself (SIGKILL) after so many cases
     not_run     no case is run
+    nowhere     no failure names a line of source
     blind       judgements that examine nothing
     missing     the subject cannot be built
     broken      the checker raises
@@ -48,12 +49,13 @@ class FakeChecker:
         if self._subject.get("not_run"):
             return Verdict(Outcome.NOT_RUN, None, not_run="it does not fit into memory")
         failures = []
+        details = {} if self._subject.get("nowhere") else {"where": "fake.cu:1"}
         for identity, (size, limit) in self._subject.get("faults", {}).items():
             if identity in self._subject.get("flaky", ()) and self._count % 2:
                 continue
             if case.sizes[size] >= limit:
                 judgement, key = identity.split(":")
-                failures.append(Failure(judgement, f"{size} is wrong", (key,)))
+                failures.append(Failure(judgement, f"{size} is wrong", (key,), details))
         return Verdict(
             Outcome.FAILED if failures else Outcome.CLEAN,
             CaseClass.HOSTILE if case.sizes["c"] else CaseClass.IN_CONTRACT,

@@ -1,0 +1,171 @@
+"""What a run looks like while it goes on and when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from pagefuzz.harness.campaign.events import Progress
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.campaign.result import Result, UnitResult
+from pagefuzz.harness.reporters.ending import ending
+from pagefuzz.harness.reporters.figures import amount, duration
+from pagefuzz.harness.reporters.summary import SubjectSummary, Summary
+
+ENDING = """\
+operation/subject             cases  launches  cases/s/core  not run  findings
+cp_gather_cache/bundled:page  1,200     2,400           120        3         0
+
+checked        bundled:page
+output              32.5 MB
+bounds   123,456 operations
+
+not run, cp_gather_cache/bundled:page: 3 cases: it does not fit into memory
+
+1,200 cases, 2,400 launches (2.0 a case): 120 cases a second a core
+clean: nothing was found in 10 s"""
+
+
+def _result() -> Result:
+    totals = Progress(
+        cases=1200,
+        launches=2400,
+        not_run=3,
+        seconds=10.0,
+        checked={"output": 32_450_000, "bounds": 123_456},
+        reasons={"it does not fit into memory": 3},
+    )
+    unit = UnitResult(Unit("cp_gather_cache", "bundled:page", True), 1200, totals)
+    return Result({unit.unit.name: unit}, seconds=10.0)
+
+
+def test_ending():
+    """A table a unit, what each judgement examined, why cases were not run, one last line."""
+    units = {"output": "bytes", "bounds": "operations", "death": "cases"}
+    assert ending(_result(), units) == ENDING
+
+
+def test_ending_of_many_units_fits():
+    """With more subjects than columns fit, one column is for all of them."""
+    unit = next(iter(_result().units.values()))
+    many = Result(
+        {
+            f"op/{name}": UnitResult(Unit("op", name, True), 1, unit.totals)
+            for name in (f"twin:a-rather-long-name-{i}" for i in range(5))
+        }
+    )
+    text = ending(many, {"output": "bytes", "bounds": "operations"})
+    assert "all subjects" in text
+    assert "162.2 MB" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3599, "59 min 59 s"), (7380, "2 h 03 min")],
+)
+def test_durations(seconds, text):
+    """Seconds, minutes, hours."""
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "text"),
+    [
+        (1, "launches", "1 launch"),
+        (1, "cases", "1 case"),
+        (1, "accesses", "1 access"),
+        (2, "cases", "2 cases"),
+        (9_999, "bytes", "9,999 bytes"),
+        (10_000, "bytes", "10.0 kB"),
+        (2_150_000_000, "bytes", "2.1 GB"),
+        (10**19, "bytes", "10000.0 PB"),
+    ],
+)
+def test_amounts(number, unit, text):
+    """Counts with their noun, bytes with a prefix."""
+    assert amount(number, unit) == text
+
+
+def _summary() -> dict:
+    subject = SubjectSummary(1, 2, 0, 0, 0.5, 2.0, {"output": 9}, {"hostile": 1}, {}, 0, [])
+    summary = Summary(
+        pagefuzz_summary=1,
+        command=["pagefuzz", "fuzz"],
+        profile="smoke",
+        seed=0,
+        backend="host",
+        device="host",
+        build="checked",
+        versions={"pagefuzz": "0.1.0"},
+        commit=None,
+        seconds=1.0,
+        judgement_units={"output": "bytes"},
+        subjects={"op/bundled:page": subject},
+        findings=[],
+        problems=[],
+        interrupted=False,
+        exit_code=0,
+    )
+    return json.loads(json.dumps(asdict(summary)))
+
+
+def test_summary_round_trip():
+    """What is written can be read back."""
+    assert asdict(Summary.from_json(_summary())) == _summary()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda d: d.pop("seed"), "summary.seed"),
+        (lambda d: d.update(extra=1), "summary.extra"),
+        (lambda d: d.update(seed="0"), "summary.seed"),
+        (lambda d: d.update(pagefuzz_summary=2), "summary.pagefuzz_summary"),
+        (lambda d: d["subjects"]["op/bundled:page"].pop("cases"), "bundled:page.cases"),
+        (lambda d: d["subjects"]["op/bundled:page"].update(checked=3), "bundled:page.checked"),
+    ],
+)
+def test_malformed_summaries(change, field):
+    """A summary that is not as its schema says is refused, naming the field."""
+    data = _summary()
+    change(data)
+    with pytest.raises(ValueError, match=re.escape(field)):
+        Summary.from_json(data)
+
+
+def test_live_terminal(tmp_path: Path):
+    """On a terminal the progress changes in place, never wider than it, and the end stays."""
+    ours, theirs = pty.openpty()
+    env = {k: v for k, v in os.environ.items() if k != "CI"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagefuzz", "fuzz", "--device", "host", "--time", "3s"],
+        cwd=tmp_path,
+        env={**env, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+    )
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            output += chunk
+    except OSError:  # how the end of a terminal reads on Linux
+        pass
+    os.close(ours)
+    assert process.wait() == 0, output.decode()
+    text = output.decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert "\x1b[" in text
+    assert re.search(r"cp_gather_cache/bundled:page .*left", plain)
+    assert "clean: nothing was found" in plain
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
