@@ -6,12 +6,14 @@ Used inside a worker only; a process that has loaded a subject may die of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pagefuzz.harness.build import KERNELS
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.oracles.case import CaseError
@@ -221,9 +223,15 @@ class BuiltObject:
 
     def _site(self, site: Any) -> Site:
         block, thread = tuple(site.block), tuple(site.thread)
-        return Site(
-            self._ffi.string(site.file).decode("utf-8", "replace"), site.line, block, thread
-        )
+        name = self._ffi.string(site.file).decode("utf-8", "replace")
+        return Site(_source_path(name), site.line, block, thread)
+
+
+@cache
+def _source_path(name: str) -> str:
+    """Where a source of that base name lies: "kernels/operations/x.cu"; the name if that is open."""
+    found = list(KERNELS.rglob(name)) if name else []
+    return str(Path("kernels") / found[0].relative_to(KERNELS)) if len(found) == 1 else name
 
 
 class NotAcceptedError(CannotCheckError):

@@ -21,8 +21,13 @@ Weight = tuple[int, int, int, str]
 
 
 def weight(case: Case) -> Weight:
-    """Orders cases by simplicity: how many numbers a reader meets, then how large they are."""
-    numbers = [*case.sizes.values(), *case.overrides.values()]
+    """Orders cases by simplicity: how many numbers a reader meets, then how large they are.
+
+    A size of 0 counts as more than 1: a table without columns, or rows that lie on one another,
+    raise a question that has nothing to do with the fault.
+    """
+    numbers = [size or 2 for size in case.sizes.values()]
+    numbers += case.overrides.values()
     for values in case.values.values():
         for parameter in values.parameters.values():
             numbers += parameter if isinstance(parameter, tuple) else (parameter,)
@@ -130,7 +135,7 @@ def _cut(values: Values, begin: int, end: int) -> Values:
 def _smaller_numbers(case: Case) -> Iterator[Case]:
     """Each number nearer to zero."""
     for name, size in case.sizes.items():
-        for smaller in _towards_zero(size):
+        for smaller in _towards_zero(size) if size else (1,):  # see `weight`
             yield case.with_sizes(**{name: smaller})
     for name, values in case.values.items():
         for key, parameter in values.parameters.items():
