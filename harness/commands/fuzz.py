@@ -28,7 +28,7 @@ from pagefuzz.oracles import registry
 #: At most this part of a run that is bound by time goes to minimising one finding.
 SHRINK_SHARE = 1 / 6
 
-#: Runners that share one GPU unless --jobs says otherwise: its memory is shared too, and a case that
+#: Runners that share one GPU unless --jobs says otherwise: they share its memory, and a case that
 #: does not fit is not run.
 MOST_CUDA_JOBS = 4
 
