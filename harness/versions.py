@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -34,7 +35,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of pagefuzz' own source tree; None where it is installed from a wheel."""
+    """The commit of pagefuzz' own source tree; None where it is installed from a wheel.
+
+    PAGEFUZZ_COMMIT says it for a tree that travelled without its history.
+    """
+    if given := os.environ.get("PAGEFUZZ_COMMIT"):
+        return given
     root = Path(__file__).resolve().parent.parent
     if not (root / "harness" / "_root" / "__init__.py").is_file():
         return None
@@ -48,4 +54,4 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None

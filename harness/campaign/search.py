@@ -58,6 +58,10 @@ HYPOTHESIS_SHARE = 0.6
 
 PROGRESS_EVERY_S = 0.25
 
+#: Hypothesis climbs no higher than 2 to this: a case of 64 pages is as telling as one of 4,096, and
+#: a climb would spend the run on the slowest cases there are.
+TARGET_BITS = 6
+
 
 _TOO_SLOW = Verdict(Outcome.NOT_RUN, None, not_run="it took too long")
 
@@ -366,7 +370,7 @@ class Search:
         for name, figure in verdict.counters.items():
             # Powers of two keep the number of different events small.
             hypothesis.event(f"{name}: below 2^{abs(figure).bit_length()}")
-            magnitude = math.log2(1 + abs(figure))
+            magnitude = min(math.log2(1 + abs(figure)), TARGET_BITS)
             hypothesis.target(-magnitude if name.startswith("distance") else magnitude, label=name)
 
     def _is_new(self, verdict: Verdict) -> bool:

@@ -58,7 +58,7 @@ def test_a_case_of_a_thousand_requests():
     """A report with 998 requests comes down to one, whatever its vectors are made of."""
     assert _reads_past_the_row(MANY)
     simple = simplify(MANY, _reads_past_the_row)
-    assert simple.sizes == {"requests": 1, "width": 0, "page": 1}
+    assert simple.sizes == {"requests": 1, "width": 1, "page": 1}
     assert not simple.placements
     assert not simple.overrides
     assert "counts" not in simple.values
