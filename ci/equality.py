@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from pagefuzz.harness import devices
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.subjects import check_registry
+from pagefuzz.harness.versions import commit
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import CaseClass, Outcome
 from pagefuzz.strategies.registry import cases_for
@@ -98,17 +98,6 @@ def drawn(operation: str, seed_: int, limit_bytes: int) -> Any:
         batch += 1
 
 
-def commit() -> str:
-    """Of the checkout this runs in, with a mark if it was changed; "unknown" outside of one."""
-    here = str(Path(__file__).parent)
-    command = ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ci/equality",
@@ -175,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = {
             "pagefuzz_equality": SCHEMA,
             "pagefuzz": pagefuzz.__version__,
-            "commit": commit(),
+            "commit": commit() or "unknown",
             "command": shlex.join(["ci/equality", *sys.argv[1:]]),
             "operation": arguments.op,
             "subject": subject,

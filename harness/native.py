@@ -229,7 +229,7 @@ class BuiltObject:
 
 @cache
 def _source_path(name: str) -> str:
-    """Where a source of that base name lies: "kernels/operations/x.cu"; the name if that is open."""
+    """Where a source of that name lies, "kernels/operations/x.cu"; the name where that is open."""
     found = list(KERNELS.rglob(name)) if name else []
     return str(Path("kernels") / found[0].relative_to(KERNELS)) if len(found) == 1 else name
 
