@@ -12,11 +12,14 @@ import re
 import pytest
 from hypothesis import settings
 
+from pagefuzz.harness.campaign.drawing import draw_from_the_seed_alone
+
 NO_GPU = "not run: no GPU"
 
 # The same examples every time, and no deadline: builds and worker starts take as long as they take.
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 settings.load_profile("suite")
+draw_from_the_seed_alone()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

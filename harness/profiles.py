@@ -33,7 +33,7 @@ class Profile:
 
 
 _ALL = (
-    Profile("smoke", "300 cases a unit, the same ones every time", cases=300),
+    Profile("smoke", "300 cases a unit from one seed, after what failed before", cases=300),
     Profile(
         "gate",
         "4,000 cases a unit, the same ones every time, whatever ran before",

@@ -27,7 +27,7 @@ class RunnerProcess:
         self.done: Done | None = None
         self._unread = b""
         self._kill_at = None if job.deadline is None else job.deadline + GRACE_S
-        self._killed = False
+        self._killed = self._stopped = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
         self.handle, theirs = os.pipe()
         try:
@@ -81,6 +81,7 @@ class RunnerProcess:
 
     def stop(self) -> None:
         """Asks it to end at the next case."""
+        self._stopped = True
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + GRACE_S)
@@ -101,9 +102,9 @@ class RunnerProcess:
         with self._stderr:
             self._stderr.seek(0)
             tail = self._stderr.read()[-2000:].decode(errors="replace").strip()
-        if self.done is not None:
-            return None
         code = self._process.returncode
+        if self.done is not None or (self._stopped and code == -signal.SIGTERM):
+            return None  # or it was stopped before it had begun
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         if self._killed:
             how = f"it did not end within {GRACE_S:.0f} s of being due and was killed"

@@ -9,7 +9,7 @@ that it bounds minimising too, and nothing has to be called flaky.
 
 from __future__ import annotations
 
-import math
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
+from pagefuzz.harness.campaign.drawing import Drawing, Flaky, feed, use_cache
 from pagefuzz.harness.campaign.events import (
     Claim,
     Done,
@@ -57,10 +58,6 @@ CANDIDATE_S = 1.0
 HYPOTHESIS_SHARE = 0.6
 
 PROGRESS_EVERY_S = 0.25
-
-#: Hypothesis climbs no higher than 2 to this: a case of 64 pages is as telling as one of 4,096, and
-#: a climb would spend the run on the slowest cases there are.
-TARGET_BITS = 6
 
 
 _TOO_SLOW = Verdict(Outcome.NOT_RUN, None, not_run="it took too long")
@@ -144,6 +141,8 @@ class Search:
 
     def run(self) -> None:
         """Emits `Done` last. A `CannotCheckError` ends the shard as a `Problem`."""
+        if self._job.options.cache is not None:
+            use_cache(Path(self._job.options.cache) / "hypothesis")
         reason = "finished"
         try:
             if self._job.shard.index == 0:
@@ -200,41 +199,19 @@ class Search:
             round_index += 1
 
     def _run_round(self, strategy: Any, round_index: int, wanted: int) -> None:
-        import hypothesis
-        from hypothesis import HealthCheck, Phase, Verbosity
-        from hypothesis.configuration import set_hypothesis_home_dir
-        from hypothesis.database import DirectoryBasedExampleDatabase
-
-        options = self._job.options
-        if options.cache is not None:  # else Hypothesis puts a folder where the command runs
-            set_hypothesis_home_dir(Path(options.cache) / "hypothesis")
-        database = (
-            DirectoryBasedExampleDatabase(options.database)
-            if options.database is not None
-            else None
-        )
-        phases = [Phase.generate, Phase.target, Phase.shrink]
-        if round_index == 0 and self._job.shard.index == 0:
-            # Later, stored examples of findings that are known by then would pass, and be deleted.
-            phases.append(Phase.reuse)
-
-        # Everything is explicit, so that no profile that is loaded by itself (Hypothesis has one
-        # for CI, derandomised) changes what is drawn.
-        @hypothesis.settings(
-            max_examples=wanted,
-            phases=phases,
+        shard, options = self._job.shard, self._job.options
+        database = None
+        if options.database is not None:
+            database = Path(options.database, *re.split(r"[^\w.-]+", shard.unit.name))
+        drawing = Drawing(
+            seed=shard.seed(options.seed, round_index),
+            count=wanted,
             database=database,
-            deadline=None,
-            derandomize=False,
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-            backend="hypothesis",
+            # Later, examples of findings that are known by then would pass, and be deleted.
+            reuse=round_index == 0 and shard.index == 0,
         )
-        @hypothesis.seed(self._job.shard.seed(options.seed, round_index))  # below: drops databases
-        @hypothesis.given(strategy)
-        def examine(case: Case) -> None:
+
+        def body(case: Case) -> None:
             try:
                 self._examine(case)
             except _CaseFailedError:
@@ -242,29 +219,18 @@ class Search:
             except Exception as error:
                 raise _Broken(error) from error
 
-        statistics: list[Any] = []
+        statistics = (lambda text: self._emit(Note(text))) if options.statistics else None
         self._case_began = time.monotonic()
         try:
-            if options.statistics:
-                from hypothesis.statistics import collector
-
-                # Annotated as a variable of type None, after its default.
-                with collector.with_value(statistics.append):  # type: ignore[arg-type]
-                    examine()
-            else:
-                examine()
+            drawing.run(strategy, body, statistics)
         except _EndOfShrinking:
             pass
         except _Broken as broken:
             raise broken.error from None
-        except (_CaseFailedError, hypothesis.errors.Flaky):
+        except (_CaseFailedError, Flaky):
             # How often the minimised case fails again is found out by `_settle`.
             if self._target is None:
                 raise
-        for figures in statistics:
-            from hypothesis.statistics import describe_statistics
-
-            self._emit(Note(describe_statistics(figures)))
 
     # ---- one case -----------------------------------------------------------------------------
 
@@ -274,7 +240,7 @@ class Search:
         verdict = self._check(case)
         if not shrinking:
             self._generated += 1
-            self._feed(verdict)
+            feed(f"class: {verdict.case_class or verdict.outcome}", verdict.counters)
         if self._is_new(verdict):
             self._keep(case, verdict)
             if self._target is None:
@@ -361,17 +327,6 @@ class Search:
     def _time_is_up(self) -> bool:
         deadline = self._job.deadline
         return self.stop_requested or (deadline is not None and time.monotonic() >= deadline)
-
-    def _feed(self, verdict: Verdict) -> None:
-        """Hands the verdict's figures to Hypothesis' statistics and to its hill climbing."""
-        import hypothesis
-
-        hypothesis.event(f"class: {verdict.case_class or verdict.outcome}")
-        for name, figure in verdict.counters.items():
-            # Powers of two keep the number of different events small.
-            hypothesis.event(f"{name}: below 2^{abs(figure).bit_length()}")
-            magnitude = min(math.log2(1 + abs(figure)), TARGET_BITS)
-            hypothesis.target(-magnitude if name.startswith("distance") else magnitude, label=name)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether it failed in a way that is not settled, or only in a class that says less."""

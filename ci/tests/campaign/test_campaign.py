@@ -120,6 +120,28 @@ def test_ci_does_not_derandomise(run_campaign, monkeypatch):
     assert run_campaign({}, seed=2).result.totals.classes != before
 
 
+def test_draws_depend_on_the_seed_alone(run_campaign, tmp_path, monkeypatch):
+    """Numbers in the source of loaded modules, which Hypothesis likes to draw, change nothing."""
+    (tmp_path / "some_numbers.py").write_text(f"SOME = {list(range(1001, 1999, 7))}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}:{tmp_path}")
+    plain = run_campaign({}, verbose=True, cases=150).listener.notes
+    assert (
+        run_campaign({"imports": "some_numbers"}, verbose=True, cases=150).listener.notes == plain
+    )
+
+
+def test_units_do_not_share_examples(run_campaign, tmp_path):
+    """A sound subject does not drop the failing examples of a faulty one."""
+    database = str(tmp_path / "examples")
+    faulty = {"faults": {"bounds:a": ["a", 1900]}}
+    run_campaign(faulty, seed=3, database=database, cases=1000, subjects=("bundled:faulty",))
+    run_campaign({}, seed=3, database=database, subjects=("bundled:sound",))
+    again = run_campaign(faulty, seed=4, database=database, subjects=("bundled:faulty",))
+    assert again.result.totals.cases == 1
+    assert again.identities == {"bounds:a"}
+
+
 def test_time_bounds_the_run(run_campaign):
     """A run that is bound by time ends then, even while it minimises, and reports the best case."""
     began = time.monotonic()

@@ -8,6 +8,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
     kill_after  the runner kills itself (SIGKILL) after so many cases
     not_run     no case is run
     nowhere     no failure names a line of source
+    imports     a module that is imported before anything is drawn
     blind       judgements that examine nothing
     missing     the subject cannot be built
     broken      the checker raises
@@ -16,6 +17,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -79,6 +81,8 @@ def open_checker(job):
 
 
 def strategy(job):
+    if module := _subject().get("imports"):
+        importlib.import_module(module)
     sizes = st.fixed_dictionaries(
         {"a": st.integers(0, 2000), "b": st.integers(0, 2000), "c": st.integers(0, 1)}
     )
