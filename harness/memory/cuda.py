@@ -37,6 +37,7 @@ SCAN_CHUNK_BYTES = 64 * 1024
 _WINDOW_GRANULARITY = 4096
 _SLAB_GRANULARITY = 4096
 _LARGE_GRANULARITY = 2 * 2**20  # the driver's own; sizes rounded to it are found again in the cache
+_KEPT_BYTES = 4 * 2**30  # of large allocations not in use: other workers need memory too
 _RESERVE_BYTES = 256 * 2**20  # left to the subject: local memory, printf, modules
 
 #: (data, size_bytes, chunk_bytes, flags): flags[i] = 1 if chunk i holds a byte other than 0
@@ -123,14 +124,16 @@ class CudaArena:
     def _take(self, size_bytes: int) -> int:
         if kept := self._free.get(size_bytes):
             return kept.pop()
-        if self._driver.free_bytes() < size_bytes + _RESERVE_BYTES:
+        kept_bytes = sum(size * len(addresses) for size, addresses in self._free.items())
+        wanted_bytes = size_bytes + _RESERVE_BYTES
+        if kept_bytes + size_bytes > _KEPT_BYTES or self._driver.free_bytes() < wanted_bytes:
             for addresses in self._free.values():
                 for address in addresses:
                     self._driver.free(address)
             self._free = {}
-        free = self._driver.free_bytes()
-        if free < size_bytes + _RESERVE_BYTES:
-            raise DoesNotFitError(f"needs {size_bytes:,} bytes of device memory, {free:,} are free")
+        if self._driver.free_bytes() < wanted_bytes:
+            # No figure of what is free: runs count their reasons, and it is never the same.
+            raise DoesNotFitError(f"needs {size_bytes:,} bytes of device memory, fewer are free")
         return self._driver.allocate(size_bytes)
 
     def fill(self, fill: int) -> None:

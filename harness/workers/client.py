@@ -6,11 +6,13 @@ import atexit
 import contextlib
 import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -26,6 +28,11 @@ from pagefuzz.oracles.verdict import Verdict
 START_TIMEOUT_S = 120.0
 _REAP_TIMEOUT_S = 30.0
 _SHOWN_LINES = 12
+
+#: How much longer than a launch everything else may take: planning, filling, comparing.
+_PATIENCE = 10
+
+_LOOK_EVERY_S = 0.5
 
 
 class ForkServer:
@@ -284,7 +291,7 @@ class Worker:
             self._journal.write(case)
         try:
             send(running.channel, message)
-            answer = receive(running.channel, self._timeout_s)
+            answer = self._awaited(running)
         except TimeoutError:
             stage = Stage(running.stage[0])
             running.server.kill(running.pid)
@@ -292,7 +299,8 @@ class Worker:
             if stage is Stage.LAUNCHING:
                 return death
             raise CannotCheckError(
-                f"a worker was {stage.name.lower()} a case for more than {self._timeout_s:g} s"
+                f"a worker was {stage.name.lower()} a case for more than "
+                f"{_PATIENCE * self._timeout_s:g} s"
             ) from None
         except ProtocolError as error:
             running.server.kill(running.pid)
@@ -319,6 +327,19 @@ class Worker:
         if "case_error" in answer:
             raise CaseError(answer["case_error"])
         raise CannotCheckError(answer["cannot_check"])
+
+    def _awaited(self, running: _Running) -> Message | None:
+        """The answer. Raises `TimeoutError` once one stage has lasted too long."""
+        entered, since = bytes(running.stage[:2]), time.monotonic()
+        look_s = min(_LOOK_EVERY_S, self._timeout_s)
+        while not select.select([running.channel], [], [], look_s)[0]:
+            now = bytes(running.stage[:2])
+            if now != entered:
+                entered, since = now, time.monotonic()
+            patience = 1 if now[0] == Stage.LAUNCHING else _PATIENCE
+            if time.monotonic() - since > patience * self._timeout_s:
+                raise TimeoutError
+        return receive(running.channel, _PATIENCE * self._timeout_s)
 
     def _bury(self, how: str) -> Death:
         """Waits for the end of the process and says how it ended."""

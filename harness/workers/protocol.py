@@ -19,9 +19,11 @@ Message = dict[str, Any]
 
 
 class Stage(IntEnum):
-    """What a worker is doing; one byte of memory that it shares with its client.
+    """What a worker is doing; a byte of memory that it shares with its client, before one that
+    changes with every stage that is entered.
 
-    It tells a launch that killed its process from a harness that died of something else.
+    It tells a launch that killed its process from a harness that died of something else, and a
+    launch that hangs from a large case that takes long to be compared.
     """
 
     IDLE = 0

@@ -24,6 +24,7 @@ def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -
     os.close(stage_file)
 
     def enter(new: Stage) -> None:
+        stage[1] = (stage[1] + 1) % 256
         stage[0] = new
 
     try:

@@ -24,6 +24,7 @@ from pagefuzz.oracles.verdict import Outcome
 # What misbehaving.c does at this number of pages.
 SEGFAULT, ABORT, EXIT_3, HANG, NOISE, EXIT_0 = 101, 102, 103, 104, 105, 106
 PRINT, BAD_STATUS, REFUSE, KILL, CLOSE_FILES, STRAY = 107, 108, 109, 110, 111, 112
+NAP = 113  # 0.6 s a launch
 HARMLESS = 1
 
 
@@ -129,6 +130,13 @@ def test_a_hang_is_killed_and_named(assignment: Assignment) -> None:
     assert isinstance(death, Death)
     assert (death.how, death.detail) == ("hang", "no answer for 0.5 s; the worker was killed")
     assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    worker.close()
+
+
+def test_the_time_of_a_hang_is_that_of_one_launch(assignment: Assignment) -> None:
+    """Two launches that take longer than the limit together, but not each, are no hang."""
+    worker = Worker(assignment, timeout_s=1.0)
+    assert outcome(worker.run(case_of(NAP))) is Outcome.CLEAN
     worker.close()
 
 
