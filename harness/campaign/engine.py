@@ -134,10 +134,11 @@ class Campaign:
             unit = self._unit(runner)
             unit.running -= 1
             if death := runner.bury():
-                sentence = f"{unit.unit.name}: its runner died before it was done ({death})"
+                how, printed = death
+                sentence = f"{unit.unit.name}: its runner died before it was done ({how})"
                 if kept := self._keep_running_case(runner):
                     sentence += f"; the case that it was checking is in {kept}"
-                self._add_problem(unit, sentence)
+                self._add_problem(unit, sentence, printed)
 
     def _keep_running_case(self, runner: RunnerProcess) -> Path | None:
         """Makes a case file of what a dead runner was checking; None if that is not known."""

@@ -10,6 +10,9 @@ from typing import Any
 
 from pagefuzz.harness.profiles import SHARD_CASES
 
+#: How long a runner may take to end after its time is up, or after it was asked to stop.
+GRACE_S = 15.0
+
 #: A piece of time shorter than this would go to starting its runner.
 SHORTEST_PIECE_S = 3.0
 

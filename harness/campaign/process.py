@@ -13,10 +13,7 @@ import time
 from dataclasses import asdict
 
 from pagefuzz.harness.campaign.events import Claim, Done, Event, decode
-from pagefuzz.harness.campaign.plan import Job
-
-#: How long a runner may take to end after its time is up, or after it was asked to stop.
-GRACE_S = 15.0
+from pagefuzz.harness.campaign.plan import GRACE_S, Job
 
 
 class RunnerProcess:
@@ -91,8 +88,9 @@ class RunnerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def bury(self) -> str | None:
-        """Frees what the ended process held. Returns how it died, None if it said `Done`."""
+    def bury(self) -> tuple[str, str] | None:
+        """Frees what the ended process held. Returns how it died and the end of what it printed;
+        None if it ended as it should."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # its workers, if it left any behind
         os.close(self.handle)
@@ -105,8 +103,6 @@ class RunnerProcess:
         code = self._process.returncode
         if self.done is not None or (self._stopped and code == -signal.SIGTERM):
             return None  # or it was stopped before it had begun
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         if self._killed:
-            how = f"it did not end within {GRACE_S:.0f} s of being due and was killed"
-        last_line = tail.splitlines()[-1] if tail else ""
-        return f"{how}: {last_line}" if last_line else how
+            return f"it did not end within {GRACE_S:.0f} s of being due and was killed", tail
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}", tail

@@ -9,17 +9,19 @@ opens has workers for that.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
 from pagefuzz.harness.campaign.events import Claim, Done, Event, Problem, encode
 from pagefuzz.harness.campaign.journal import Journal
-from pagefuzz.harness.campaign.plan import Job
+from pagefuzz.harness.campaign.plan import GRACE_S, Job
 from pagefuzz.harness.campaign.search import Search
 from pagefuzz.harness.errors import CannotCheckError
 
@@ -75,7 +77,10 @@ class Runner:
             self.stop()  # nobody listens any more; the journal keeps what is found until then
 
     def run(self) -> None:
-        options = self._job.options
+        options, deadline = self._job.options, self._job.deadline
+        if deadline is not None:  # says what it was doing, before it is killed for that
+            late_s = deadline - time.monotonic() + GRACE_S - 2.0
+            faulthandler.dump_traceback_later(max(late_s, GRACE_S - 2.0))
         journal = Journal(Path(options.journal) if options.journal else None)
         try:
             parts = importlib.import_module(options.parts)

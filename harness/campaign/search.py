@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 #: Further runs of a minimised case.
 REPEATS = 10
 
-#: A settled finding is repeated even when time is up, but not for longer than this.
+#: A settled finding is not repeated for longer than this, once time is up and before.
 REPEAT_GRACE_S = 2.0
+REPEAT_S = 10.0
 
 #: A case that is running when time is up may go on for so long.
 LAST_CASE_S = 1.0
@@ -254,7 +255,7 @@ class Search:
         self._heed_claims()
         self._raise_if_over()
         began = time.monotonic()
-        verdict = self._judge(case)
+        verdict = self._judge(case, self._limit_s(began))
         now = time.monotonic()
         self._case_s = now - began
         progress = self._progress
@@ -278,14 +279,18 @@ class Search:
         self._case_began = time.monotonic()
         return verdict
 
-    def _judge(self, case: Case) -> Verdict:
-        """The verdict; "not run" if the case took too long, or is none of its operation."""
+    def _limit_s(self, now: float) -> float | None:
+        """How long a case may take that begins now; None: as long as the checker lets it."""
         limits = []
         if self._job.deadline is not None:
-            limits.append(self._job.deadline + LAST_CASE_S - time.monotonic())
+            limits.append(self._job.deadline - now + LAST_CASE_S)
         if self._shrink_ends is not None:
-            limits.append(CANDIDATE_S + 3 * self._best_s)
-        watchdog = Watchdog(self._checker, min(limits, default=None))
+            limits += [3 * self._best_s + CANDIDATE_S, self._shrink_ends - now + CANDIDATE_S]
+        return min(limits, default=None)
+
+    def _judge(self, case: Case, limit_s: float | None) -> Verdict:
+        """The verdict; "not run" if the case took too long, or is none of its operation."""
+        watchdog = Watchdog(self._checker, limit_s)
         try:
             with watchdog:
                 verdict = self._checker.check(case)
@@ -398,10 +403,15 @@ class Search:
     def _repeat(self, case: Case, identity: str) -> tuple[int, int]:
         """How often the case fails again in the same way, of how many runs."""
         repeats = runs = 0
-        grace_ends = time.monotonic() + REPEAT_GRACE_S
-        while runs < REPEATS and not (self._time_is_up and time.monotonic() >= grace_ends):
+        began = time.monotonic()
+        while runs < REPEATS:
+            allowed_s = REPEAT_GRACE_S if self._time_is_up else REPEAT_S
+            left_s = began + allowed_s - time.monotonic()
+            verdict = self._judge(case, left_s) if left_s > 0 else _TOO_SLOW
+            if verdict is _TOO_SLOW:
+                break
             runs += 1
-            repeats += identity_of(self._checker.check(case)) == identity
+            repeats += identity_of(verdict) == identity
         return repeats, runs
 
     def _settle_the_rest(self) -> None:

@@ -153,6 +153,20 @@ def test_time_bounds_the_run(run_campaign):
     assert "time was up" in finding.text()
 
 
+@pytest.mark.parametrize("limit", [1, 1500])
+def test_a_case_that_stalls_does_not_outlast_the_run(run_campaign, limit):
+    """A worker that does not answer, in a drawn case, while minimising or while repeating, is
+    ended soon after time is up; that is no finding."""
+    began = time.monotonic()
+    subject = {"faults": {"bounds:a": ["a", limit]}, "stalls_from": 1000}
+    ran = run_campaign(subject, time_s=4.0, keep_going=True)
+    assert time.monotonic() - began < 9.0
+    assert ran.listener.problems == []
+    assert ran.identities <= {"bounds:a"}
+    for finding in ran.result.findings:
+        assert finding.case.sizes["a"] == limit
+
+
 def test_shrinking_has_a_budget(run_campaign):
     """One finding is not minimised for ever: then the search goes on."""
     subject = {"faults": {"bounds:a": ["a", 1]}, "sleep_s": 0.06}

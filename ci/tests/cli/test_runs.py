@@ -17,6 +17,7 @@ from pagefuzz.harness.findings import load_finding
 from pagefuzz.harness.reporters.summary import Summary
 
 HOST = ("--device", "host", "--op", "cp_gather_cache")
+GATE = ("--profile", "gate")  # the same cases whatever ran before
 FAULTY = ("--subject", "bundled:page-as-merged")
 
 
@@ -26,7 +27,7 @@ def _summary(folder: Path) -> Summary:
 
 def test_clean_run(cli, tmp_path):
     """The sound subjects are clean; what each judgement examined and the rate are printed."""
-    done = cli("fuzz", *HOST, "--cases", "100", "--report", "out")
+    done = cli("fuzz", *HOST, *GATE, "--cases", "100", "--report", "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert re.search(r"[\d,]+ cases, [\d,]+ launches .*: \d+ cases a second a core", done.stdout)
@@ -51,7 +52,7 @@ def test_clean_run(cli, tmp_path):
 def test_the_same_cases_again(cli, tmp_path):
     """Two runs of a profile with a fixed seed examine the same, to the byte."""
     for name in ("one", "two"):
-        cli("fuzz", *HOST, "--profile", "gate", "--cases", "30", "--report", name)
+        cli("fuzz", *HOST, *GATE, "--cases", "30", "--report", name)
     one, two = (_summary(tmp_path / name).subjects for name in ("one", "two"))
     assert {n: (s.cases, s.classes, s.checked) for n, s in one.items()} == {
         n: (s.cases, s.classes, s.checked) for n, s in two.items()
@@ -74,7 +75,7 @@ def test_nightly_draws_new_cases(cli, tmp_path):
 
 def test_no_hostile(cli, tmp_path):
     """--no-hostile: no hostile case is run, reported ones included."""
-    done = cli("fuzz", *HOST, "--cases", "40", "--no-hostile", "--report", "out")
+    done = cli("fuzz", *HOST, *GATE, "--cases", "40", "--no-hostile", "--report", "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no hostile cases" in done.stdout
     for subject in _summary(tmp_path / "out").subjects.values():

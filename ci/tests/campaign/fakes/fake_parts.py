@@ -9,6 +9,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
     not_run     no case is run
     nowhere     no failure names a line of source
     imports     a module that is imported before anything is drawn
+    stalls_from  size a from which on the worker does not answer
     blind       judgements that examine nothing
     missing     the subject cannot be built
     broken      the checker raises
@@ -21,6 +22,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import time
 from contextlib import contextmanager
 
@@ -35,17 +37,24 @@ JUDGEMENTS = ("death", "output", "bounds")
 
 
 class FakeChecker:
-    worker_pid = None
-
     def __init__(self, subject):
         self._subject = subject
         self._count = 0
+        self._worker = None
+
+    @property
+    def worker_pid(self):
+        return self._worker and self._worker.pid
 
     def check(self, case):
         self._count += 1
         time.sleep(self._subject.get("sleep_s", 0))
         if self._count == self._subject.get("kill_after"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if case.sizes["a"] >= self._subject.get("stalls_from", 10**9):
+            self._worker = subprocess.Popen(["sleep", "60"])
+            self._worker.wait()
+            self._worker = None
         if self._subject.get("broken"):
             raise RuntimeError("the fake is broken")
         if self._subject.get("not_run"):
