@@ -185,7 +185,7 @@ class Finding:
         fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, self._repeated())))))
         for label, text in fields:
             for part in text.splitlines():
-                lines += _labelled(label, part, width)
+                lines += labelled(label, part, width)
                 label = ""
         if path is not None:
             shown = _shown(path)
@@ -350,7 +350,8 @@ def _shown(path: Path) -> Path:
         return path
 
 
-def _labelled(label: str, text: str, width: int) -> list[str]:
+def labelled(label: str, text: str, width: int) -> list[str]:
+    """A field of a report as lines of at most `width` columns."""
     indent = " " * _LABEL_WIDTH
     return textwrap.wrap(
         text,

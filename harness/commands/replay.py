@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.commands.selection import selected_subjects
-from pagefuzz.harness.findings import Finding, cause, describe_case, load_finding
+from pagefuzz.harness.findings import Finding, cause, describe_case, labelled, load_finding
 from pagefuzz.oracles.case import Case, load_case
 from pagefuzz.oracles.verdict import Outcome
 
@@ -42,8 +42,14 @@ def _replay_on(
             return 2
         failure = cause(verdict)
         if failure is None:
-            print(f"{where}\ncase    {describe_case(case)}   class: {verdict.case_class}")
-            print(f"checked {', '.join(verdict.checked)}; {verdict.launches} launches")
+            print(where)
+            width = shutil.get_terminal_size().columns
+            examined = f"{', '.join(verdict.checked)}; {verdict.launches} launches"
+            for label, text in (
+                ("case", f"{describe_case(case)}   class: {verdict.case_class}"),
+                ("checked", examined),
+            ):
+                print("\n".join(labelled(label, text, width)))
             print(
                 f"the finding does not reproduce: {finding.identity} did not happen"
                 if finding
