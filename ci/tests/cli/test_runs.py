@@ -139,9 +139,12 @@ def test_both_reported_faults_are_found(cli, tmp_path):
     assert re.search(
         r"\d+ \* \d+ in int32", found["int32 multiplication wraps"].failure.details["access"]
     )
-    for finding in findings:
+    # On a busy machine a hostile case may also be found to hang: a death has no line.
+    timed = [f for f in findings if f.failure.judgement in ("bounds", "overflow")]
+    assert len(timed) >= 2
+    for finding in timed:
         assert finding.case.sizes["num_requests"] <= 2, finding.text()
-        assert "cp_gather_cache.cu:" in finding.failure.details["where"]
+        assert "kernels/operations/cp_gather_cache.cu:" in finding.failure.details["where"]
 
 
 def test_interrupted(cli, tmp_path):
