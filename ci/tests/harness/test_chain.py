@@ -61,6 +61,8 @@ def test_correct_kernels_are_silent_on_the_same_cases(subject: str, build: str) 
     """What shows a planted fault shows nothing on the kernels without it."""
     with Checker("cp_gather_cache", subject, "host", build) as checker:
         for name in NAMES:
+            if case_of(name).operation != "cp_gather_cache":
+                continue  # its own tests say so
             verdict = checker.check(case_of(name))
             assert verdict.outcome is Outcome.CLEAN, (name, verdict.failures)
             assert verdict.launches == 2
