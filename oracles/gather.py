@@ -90,6 +90,9 @@ class GatherOperation(Operation):
         }
     )
 
+    #: Sources of whose payload a case may give a part; the operation says which (`_images`).
+    payload_values: ClassVar[frozenset[str]] = frozenset()
+
     # ---- what an operation adds --------------------------------------------------------------
 
     @abstractmethod
@@ -123,7 +126,7 @@ class GatherOperation(Operation):
             if name not in case.values:
                 raise CaseError(f"values of {self.name} needs {name!r}; it is not optional")
         for name in case.values:
-            if name not in _INDEX_BUFFERS:
+            if name not in _INDEX_BUFFERS and name not in self.payload_values:
                 raise CaseError(
                     f"{name} holds payload; values may name {', '.join(_INDEX_BUFFERS)}"
                 )
