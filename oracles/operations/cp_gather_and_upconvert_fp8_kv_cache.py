@@ -1,0 +1,274 @@
+"""(c) cp_gather_and_upconvert_fp8_kv_cache: records of 656 bytes become rows of 576 bf16.
+
+The contract, with src [num_pages, page_size_tokens, 656] and dst [dst_rows, 576]:
+
+    b = clamp(starts[r], 0, num_tokens)
+    e = clamp(starts[r + 1], 0, num_tokens)     # the last request without a terminal: num_tokens
+    for row in [b, e):
+        p = seq_starts[r] + (row - starts[r])
+        q, o = divmod(p, page_size_tokens)
+        B = block_table[r * table_row_stride + q]
+        codes, scales, rope = src[B, o][:512], fp32(src[B, o][512:528]), src[B, o][528:]
+        dst[row][j] = bf16(fp32(codes[j]) * scales[j div 128])      for j < 512, codes are E4M3
+        dst[row][512:] = rope                                       64 raw values of 16 bits
+
+Decisions where contracts.md is open, beside those of all gathers (`oracles/gather.py`):
+
+* Production has no terminal value; the flag exists as in the other gathers.
+* page_stride_bytes below 656 is refused where num_pages > 1, as slot_stride_bytes is where
+  page_size_tokens > 1. Above that, records may overlap in any way.
+* src has rank 3 and dtype U8, dst rank 2 and dtype BF16.
+* Base and strides of src are multiples of 4; those of dst, which is no byte tensor, of its element
+  of 2. Bases and strides that are not ignored are, even where an extent is 0.
+* The destination must nest: dst_row_stride_bytes >= 1152 when dst_rows > 1.
+* A NaN result is any bf16 NaN, the sign included; rope values keep every bit.
+* Where rows are contested, the element that may not be torn has 2 bytes.
+
+The payload of a case is random bytes, scales included, so that these have any bits. Values of `src`
+replace the scales alone: the fp32 word at byte 4 w of src is values[w mod n], bits as an unsigned
+integer, where w is a scale of a mapped record.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+
+from pagefuzz.oracles import plain_gather
+from pagefuzz.oracles.case import CaseError
+from pagefuzz.oracles.converting_gather import ConvertingGather
+from pagefuzz.oracles.expectation import Expectation, Refusal
+from pagefuzz.oracles.fp8 import dequantise_fp8, to_bf16
+from pagefuzz.oracles.free_nans import FreeNans
+from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS
+from pagefuzz.oracles.layout import BufferRole, Bytes, Dtype, Image, Plan, Role
+from pagefuzz.oracles.refusals import (
+    Found,
+    check_dtype,
+    check_overlaps,
+    check_pointer,
+    check_rank,
+    check_stride_alignment,
+)
+from pagefuzz.oracles.rows import Int64s
+from pagefuzz.oracles.verdict import CaseClass
+
+RECORD_BYTES, ROW_BYTES = 656, 1152
+CODES, GROUPS = 512, 4
+_SCALES_AT, _ROPE_AT = 512, 528
+_MOST_SCALES = 4096
+_BITS = range(2**32)
+
+_COMPUTED = np.arange(ROW_BYTES // 2) < CODES
+_NAN_WORD = 0x7FC0
+
+
+class CpGatherAndUpconvertFp8KvCache(ConvertingGather):
+    """Operation (c)."""
+
+    name = "cp_gather_and_upconvert_fp8_kv_cache"
+    summary = "656-byte fp8 records to rows of 576 bf16 through a block table"
+    sizes = (
+        "num_requests",
+        "num_tokens",
+        "page_size_tokens",
+        "num_pages",
+        "table_width",
+        "table_row_stride",
+        "page_stride_bytes",
+        "slot_stride_bytes",
+        "dst_rows",
+        "dst_row_stride_bytes",
+        "has_terminal",
+    )
+    buffers = (
+        BufferRole("src", Role.SOURCE),
+        BufferRole("dst", Role.DESTINATION),
+        BLOCK_TABLE,
+        STARTS,
+        SEQ_STARTS,
+        COUNTS,
+    )
+    payload_values = frozenset({"src"})
+    row_element_bytes = 2
+
+    #: Stride -> (least bytes, reason tag); where it is not ignored.
+    least_strides: ClassVar[Mapping[str, tuple[int, str]]] = MappingProxyType(
+        {
+            "page_stride_bytes": (RECORD_BYTES, "record_stride"),
+            "slot_stride_bytes": (RECORD_BYTES, "record_stride"),
+            "dst_row_stride_bytes": (ROW_BYTES, "not_nested"),
+        }
+    )
+
+    # ---- arguments -----------------------------------------------------------------------------
+
+    def entry_bytes(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        return RECORD_BYTES, ROW_BYTES
+
+    def payload_types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {"src": (Dtype.U8, 3), "dst": (Dtype.BF16, 2)}
+
+    def payload_refusals(self, found: Found, plan: Plan) -> None:
+        arguments, buffers = plan.arguments, plan.buffers
+        if arguments["num_tokens"] > arguments["dst_rows"]:
+            found.append(
+                Refusal(
+                    "dst_rows",
+                    f"num_tokens={arguments['num_tokens']} is more than "
+                    f"dst_rows={arguments['dst_rows']}",
+                )
+            )
+        check_dtype(found, buffers["src"], (Dtype.U8,))
+        check_dtype(found, buffers["dst"], (Dtype.BF16,))
+        check_rank(found, buffers["src"], 3)
+        check_rank(found, buffers["dst"], 2)
+        check_pointer(found, plan, "src", 4)
+        check_pointer(found, plan, "dst", 2)
+        for name, stride in self.strides(arguments).items():
+            least, reason = self.least_strides[name]
+            check_stride_alignment(found, {name: stride}, 2 if name.startswith("dst") else 4)
+            if 0 <= stride < least:
+                found.append(Refusal(reason, f"{name}={stride} is below {least}"))
+        others = ("src", "block_table", "starts", "seq_starts", "counts")
+        check_overlaps(found, plan, "dst", others)
+
+    def element_text(self, plan: Plan) -> str:
+        values = plan.case.values.get("src")
+        bits = values.parameters.get("values") if values is not None else None
+        if not isinstance(bits, tuple):
+            return " with any scales"
+        scales = ", ".join(f"{_float(word):g}" for word in bits[:6])
+        return f" with scales {scales}" + (", ..." if len(bits) > 6 else "")
+
+    # ---- payload -------------------------------------------------------------------------------
+
+    def _images(self, plan: Plan, sizes: Mapping[str, int], refused: bool) -> dict[str, Image]:
+        images = super()._images(plan, sizes, refused)
+        if "src" not in plan.case.values:
+            return images
+        bits = self._scale_bits(plan)
+        if not refused and sizes["num_requests"] and sizes["num_tokens"]:
+            buffers = {
+                name: replace(buffer, image=images.get(name, buffer.image))
+                for name, buffer in plan.buffers.items()
+            }
+            words = self._scale_words(Plan(plan.case, plan.arguments, buffers))
+            images["src"] = Image.of_elements(words, bits[words % bits.size])
+        return images
+
+    def _scale_bits(self, plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        values = plan.case.values["src"]
+        bits = values.parameters.get("values")
+        if values.recipe != "literal" or not isinstance(bits, tuple) or values.edits:
+            raise CaseError("src holds payload; its values are 'literal' scales without edits")
+        if not 0 < len(bits) <= _MOST_SCALES:
+            raise CaseError(f"src has {len(bits)} scales; there must be 1..{_MOST_SCALES}")
+        if wrong := [word for word in bits if word not in _BITS]:
+            raise CaseError(f"src has a scale {wrong[0]}; scales are fp32 bits, 0..2^32-1")
+        return np.array(bits, dtype=np.uint32)
+
+    def _scale_words(self, plan: Plan) -> Int64s:
+        """Index in src, in words of 4 bytes, of every scale of a mapped record; ascending."""
+        rows = self.row_map(plan)
+        pages = self.pages(plan, rows)
+        page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
+        records = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
+        records = records[pages.valid[rows.page]]
+        words = (records // 4)[:, None] + (_SCALES_AT // 4 + np.arange(GROUPS))
+        return np.unique(words)
+
+    def entries_at(self, plan: Plan, offsets: Int64s) -> Bytes:
+        entries = super().entries_at(plan, offsets)
+        image = plan.buffers["src"].image
+        if not image.offsets.size or not offsets.size:
+            return entries
+        # A word of a record may be a scale of one that overlaps it.
+        steps = np.diff(np.sort(offsets))
+        apart = not ((steps > 0) & (steps < RECORD_BYTES)).any()
+        first, last = (_SCALES_AT, _ROPE_AT) if apart else (0, RECORD_BYTES)
+        at = offsets[:, None] + np.arange(first, last, 4)
+        found = np.minimum(np.searchsorted(image.offsets, at), image.offsets.size - 1)
+        words = np.ascontiguousarray(entries[:, first:last]).view(np.uint32)
+        replaced = image.values.view(np.uint32).ravel()[found]
+        words = np.where(image.offsets[found] == at, replaced, words)
+        entries = entries.copy()
+        entries[:, first:last] = words.view(np.uint8)
+        return entries
+
+    def convert(self, _: Plan, entries: Bytes) -> tuple[Bytes, FreeNans | None]:
+        rows = np.empty((entries.shape[0], ROW_BYTES), dtype=np.uint8)
+        scales = np.ascontiguousarray(entries[:, _SCALES_AT:_ROPE_AT]).view(np.float32)
+        codes = entries[:, :CODES].reshape(-1, GROUPS, CODES // GROUPS)
+        values = to_bf16(dequantise_fp8(codes, scales[:, :, None], Dtype.E4M3))
+        rows[:, : 2 * CODES] = values.reshape(-1, CODES).view(np.uint8)
+        rows[:, 2 * CODES :] = entries[:, _ROPE_AT:]
+        return rows, FreeNans.of(rows, Dtype.BF16, _COMPUTED)
+
+    # ---- references ----------------------------------------------------------------------------
+
+    def expect_by_loop(self, plan: Plan) -> Expectation:
+        """One row and one element at a time, in Python's own floats."""
+        if refusals := self.refusals(plan):
+            return Expectation(CaseClass.REFUSED, refusals)
+        return plain_gather.expect_by_loop(plan, RECORD_BYTES, ROW_BYTES, Dtype.BF16, _row)
+
+    def expected_by_torch(self, plan: Plan) -> Mapping[str, Mapping[int, bytes]]:
+        """torch's own float8_e4m3fn, float32 and bfloat16. Raises `CaseError` if source and table
+        are above 256 MiB."""
+        import torch
+
+        if self.refusals(plan):
+            return {"dst": {}}
+        out = {}
+        src_bytes = self.payload_bytes(plan.arguments)["src"]
+        for at, record in plain_gather.entries_by_torch(plan, RECORD_BYTES, src_bytes).items():
+            codes, scales, rope = record[:CODES], record[CODES:_ROPE_AT], record[_ROPE_AT:]
+            values = codes.view(torch.float8_e4m3fn).to(torch.float32).view(GROUPS, -1)
+            values = values * scales.clone().view(torch.float32)[:, None]
+            row = values.to(torch.bfloat16).view(-1).view(torch.uint8)
+            out[at] = torch.cat((row, rope)).numpy().tobytes()
+        return {"dst": out}
+
+
+def _float(bits: int) -> float:
+    value: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return value
+
+
+def _row(record: bytes) -> tuple[bytes, list[bool]]:
+    """A record's row, and which of its elements may be any NaN."""
+    scales = struct.unpack("<4f", record[_SCALES_AT:_ROPE_AT])
+    words = [
+        _element(code, scales[j // (CODES // GROUPS)]) for j, code in enumerate(record[:CODES])
+    ]
+    rope = record[_ROPE_AT:]
+    free = [word == _NAN_WORD for word in words] + [False] * (len(rope) // 2)
+    return struct.pack(f"<{CODES}H", *words) + rope, free
+
+
+def _element(code: int, scale: float) -> int:
+    """bf16 bits of the product of an E4M3 code and a scale, rounded to fp32 first.
+
+    Their significands have 4 and 24 bits: Python's float holds the product exactly.
+    """
+    magnitude = code & 0x7F
+    if magnitude == 0x7F:
+        return _NAN_WORD
+    exponent, mantissa = divmod(magnitude, 8)
+    value = (mantissa + 8) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
+    product = (-value if code & 0x80 else value) * scale
+    if math.isnan(product):
+        return _NAN_WORD
+    try:
+        bits = int.from_bytes(struct.pack("<f", product), "little")
+    except OverflowError:
+        bits = 0x7F800000 | (product < 0) << 31
+    quotient, rest = divmod(bits, 2**16)
+    return quotient + (rest > 2**15 or (rest == 2**15 and quotient % 2 == 1))
