@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pagefuzz.oracles.entry_gather import EntryGather
+from pagefuzz.oracles.entry_references import EntryReferences
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.gather import GatherOperation, Pages
 from pagefuzz.oracles.layout import Plan
@@ -59,18 +59,22 @@ class Facts:
     @property
     def element_bytes(self) -> int:
         """Of the cache's elements."""
-        return self.sizes.get("element_bytes", 1)
+        return self._elements[0]
 
     @property
     def row_element_bytes(self) -> int:
         """Of the destination's elements."""
-        found: int = getattr(self._operation, "row_element_bytes", self.element_bytes)
-        return found
+        return self._elements[1]
 
     @cached_property
     def _entry(self) -> tuple[int, int]:
-        assert isinstance(self._operation, EntryGather)
+        assert isinstance(self._operation, EntryReferences)
         return self._operation.entry_bytes(self.sizes)
+
+    @cached_property
+    def _elements(self) -> tuple[int, int]:
+        assert isinstance(self._operation, EntryReferences)
+        return self._operation.element_sizes(self.sizes)
 
     @cached_property
     def _operation(self) -> GatherOperation:

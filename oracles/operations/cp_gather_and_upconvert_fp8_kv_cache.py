@@ -36,14 +36,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pagefuzz.oracles import plain_gather
 from pagefuzz.oracles.case import CaseError
-from pagefuzz.oracles.converting_gather import ConvertingGather
-from pagefuzz.oracles.expectation import Expectation, Refusal
+from pagefuzz.oracles.entry_references import EntryReferences
+from pagefuzz.oracles.expectation import Refusal
 from pagefuzz.oracles.fp8 import dequantise_fp8, to_bf16
 from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS
@@ -57,7 +56,9 @@ from pagefuzz.oracles.refusals import (
     check_stride_alignment,
 )
 from pagefuzz.oracles.rows import Int64s
-from pagefuzz.oracles.verdict import CaseClass
+
+if TYPE_CHECKING:
+    import torch
 
 RECORD_BYTES, ROW_BYTES = 656, 1152
 CODES, GROUPS = 512, 4
@@ -69,7 +70,7 @@ _COMPUTED = np.arange(ROW_BYTES // 2) < CODES
 _NAN_WORD = 0x7FC0
 
 
-class CpGatherAndUpconvertFp8KvCache(ConvertingGather):
+class CpGatherAndUpconvertFp8KvCache(EntryReferences):
     """Operation (c)."""
 
     name = "cp_gather_and_upconvert_fp8_kv_cache"
@@ -96,7 +97,6 @@ class CpGatherAndUpconvertFp8KvCache(ConvertingGather):
         COUNTS,
     )
     payload_values = frozenset({"src"})
-    row_element_bytes = 2
 
     #: Stride -> (least bytes, reason tag); where it is not ignored.
     least_strides: ClassVar[Mapping[str, tuple[int, str]]] = MappingProxyType(
@@ -111,6 +111,9 @@ class CpGatherAndUpconvertFp8KvCache(ConvertingGather):
 
     def entry_bytes(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         return RECORD_BYTES, ROW_BYTES
+
+    def element_sizes(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        return 1, 2
 
     def payload_types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {"src": (Dtype.U8, 3), "dst": (Dtype.BF16, 2)}
@@ -184,73 +187,42 @@ class CpGatherAndUpconvertFp8KvCache(ConvertingGather):
         words = (records // 4)[:, None] + (_SCALES_AT // 4 + np.arange(GROUPS))
         return np.unique(words)
 
-    def entries_at(self, plan: Plan, offsets: Int64s) -> Bytes:
-        entries = super().entries_at(plan, offsets)
-        image = plan.buffers["src"].image
-        if not image.offsets.size or not offsets.size:
-            return entries
-        # A word of a record may be a scale of one that overlaps it.
-        steps = np.diff(np.sort(offsets))
-        apart = not ((steps > 0) & (steps < RECORD_BYTES)).any()
-        first, last = (_SCALES_AT, _ROPE_AT) if apart else (0, RECORD_BYTES)
-        at = offsets[:, None] + np.arange(first, last, 4)
-        found = np.minimum(np.searchsorted(image.offsets, at), image.offsets.size - 1)
-        words = np.ascontiguousarray(entries[:, first:last]).view(np.uint32)
-        replaced = image.values.view(np.uint32).ravel()[found]
-        words = np.where(image.offsets[found] == at, replaced, words)
-        entries = entries.copy()
-        entries[:, first:last] = words.view(np.uint8)
-        return entries
+    # ---- a record becomes a row ----------------------------------------------------------------
 
-    def convert(self, _: Plan, entries: Bytes) -> tuple[Bytes, FreeNans | None]:
+    def converted(self, plan: Plan, entries: Bytes) -> Bytes:
         rows = np.empty((entries.shape[0], ROW_BYTES), dtype=np.uint8)
         scales = np.ascontiguousarray(entries[:, _SCALES_AT:_ROPE_AT]).view(np.float32)
         codes = entries[:, :CODES].reshape(-1, GROUPS, CODES // GROUPS)
         values = to_bf16(dequantise_fp8(codes, scales[:, :, None], Dtype.E4M3))
         rows[:, : 2 * CODES] = values.reshape(-1, CODES).view(np.uint8)
         rows[:, 2 * CODES :] = entries[:, _ROPE_AT:]
-        return rows, FreeNans.of(rows, Dtype.BF16, _COMPUTED)
+        return rows
 
-    # ---- references ----------------------------------------------------------------------------
+    def converted_alone(self, plan: Plan, entry: bytes) -> bytes:
+        """One element at a time, in Python's own floats."""
+        scales = struct.unpack("<4f", entry[_SCALES_AT:_ROPE_AT])
+        words = [
+            _element(code, scales[j // (CODES // GROUPS)]) for j, code in enumerate(entry[:CODES])
+        ]
+        return struct.pack(f"<{CODES}H", *words) + entry[_ROPE_AT:]
 
-    def expect_by_loop(self, plan: Plan) -> Expectation:
-        """One row and one element at a time, in Python's own floats."""
-        if refusals := self.refusals(plan):
-            return Expectation(CaseClass.REFUSED, refusals)
-        return plain_gather.expect_by_loop(plan, RECORD_BYTES, ROW_BYTES, Dtype.BF16, _row)
-
-    def expected_by_torch(self, plan: Plan) -> Mapping[str, Mapping[int, bytes]]:
-        """torch's own float8_e4m3fn, float32 and bfloat16. Raises `CaseError` if source and table
-        are above 256 MiB."""
+    def converted_by_torch(self, plan: Plan, entries: torch.Tensor) -> torch.Tensor:
+        """torch's own float8_e4m3fn, float32 and bfloat16."""
         import torch
 
-        if self.refusals(plan):
-            return {"dst": {}}
-        out = {}
-        src_bytes = self.payload_bytes(plan.arguments)["src"]
-        for at, record in plain_gather.entries_by_torch(plan, RECORD_BYTES, src_bytes).items():
-            codes, scales, rope = record[:CODES], record[CODES:_ROPE_AT], record[_ROPE_AT:]
-            values = codes.view(torch.float8_e4m3fn).to(torch.float32).view(GROUPS, -1)
-            values = values * scales.clone().view(torch.float32)[:, None]
-            row = values.to(torch.bfloat16).view(-1).view(torch.uint8)
-            out[at] = torch.cat((row, rope)).numpy().tobytes()
-        return {"dst": out}
+        codes = entries[:, :CODES].contiguous().view(torch.float8_e4m3fn).to(torch.float32)
+        scales = entries[:, _SCALES_AT:_ROPE_AT].contiguous().view(torch.float32)
+        values = codes.view(-1, GROUPS, CODES // GROUPS) * scales[:, :, None]
+        rows = values.to(torch.bfloat16).view(-1, CODES).view(torch.uint8)
+        return torch.cat((rows, entries[:, _ROPE_AT:]), dim=1)
+
+    def free_nans(self, plan: Plan, rows: Bytes) -> FreeNans | None:
+        return FreeNans.of(rows, Dtype.BF16, _COMPUTED)
 
 
 def _float(bits: int) -> float:
     value: float = struct.unpack("<f", struct.pack("<I", bits))[0]
     return value
-
-
-def _row(record: bytes) -> tuple[bytes, list[bool]]:
-    """A record's row, and which of its elements may be any NaN."""
-    scales = struct.unpack("<4f", record[_SCALES_AT:_ROPE_AT])
-    words = [
-        _element(code, scales[j // (CODES // GROUPS)]) for j, code in enumerate(record[:CODES])
-    ]
-    rope = record[_ROPE_AT:]
-    free = [word == _NAN_WORD for word in words] + [False] * (len(rope) // 2)
-    return struct.pack(f"<{CODES}H", *words) + rope, free
 
 
 def _element(code: int, scale: float) -> int:
