@@ -164,24 +164,9 @@ class EntryGather(GatherOperation):
         text = f"{where} of src, which no row maps" if inside else f"what lies {where}, of src"
         return Origin(OriginKind.FORBIDDEN, text)
 
+    @abstractmethod
     def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> Origin | None:
-        """Compares with the same bytes of every mapped entry; for runs too short to be traced.
-
-        None if a match could be chance.
-        """
-        mapped = self._mapped(plan)
-        if mapped is None:
-            return None
-        rows, pages = mapped
-        page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
-        entries = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
-        entries = np.unique(entries[pages.valid[rows.page]])
-        _, byte = self._row_at(plan, offset_bytes)
-        values = contents.payload_at(plan.case.seed, entries + byte, found.size)
-        same = np.flatnonzero((values == found[None, :]).all(axis=1))
-        if not same.size or entries.size > 256**found.size // 20:
-            return None
-        return Origin(OriginKind.ENTRY, self.locate(plan, "src", int(entries[same[0]]) + byte))
+        """Where bytes of a row come from that are of no stream; None if it cannot be told."""
 
     def _grid(self, plan: Plan) -> CacheGrid:
         page_stride, slot_stride, _ = self.effective_strides(plan.arguments)

@@ -20,6 +20,7 @@ from pagefuzz.oracles.expectation import Contested, Counts, Expectation, Expecte
 from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan
+from pagefuzz.oracles.origin import Origin, OriginKind
 from pagefuzz.oracles.pages import counts
 from pagefuzz.oracles.refusals import is_absent
 from pagefuzz.oracles.rows import PADDING_PAGE, Int64s
@@ -81,6 +82,28 @@ class EntryReferences(EntryGather):
     def word_footprints(self, plan: Plan) -> dict[str, Footprint]:
         """What a launch that runs may read of `words`."""
         return {}
+
+    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> Origin | None:
+        """Compares with the same bytes of every row that a mapped entry becomes; for runs that are
+        too short to be traced, or computed. None if a match could be chance."""
+        mapped = self._mapped(plan)
+        if mapped is None:
+            return None
+        rows, pages = mapped
+        page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
+        entries = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
+        entries = np.unique(entries[pages.valid[rows.page]])
+        _, byte = self._row_at(plan, offset_bytes)
+        values = self.converted(plan, self.entries_at(plan, entries))
+        same = np.flatnonzero((values[:, byte : byte + found.size] == found).all(axis=1))
+        if not same.size or entries.size > 256**found.size // 20:
+            return None
+        entry_bytes, row_bytes = self.entry_bytes(plan.arguments)
+        copied = entry_bytes == row_bytes
+        place = self.locate(plan, "src", int(entries[same[0]]) + (byte if copied else 0))
+        if not copied:
+            place = f"what {place.rpartition(', byte')[0]} becomes, byte {byte}"
+        return Origin(OriginKind.ENTRY, place)
 
     # ---- the contract, vectorised ----------------------------------------------------------------
 

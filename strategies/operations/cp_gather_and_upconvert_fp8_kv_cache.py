@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
@@ -283,9 +284,7 @@ _IMPOSSIBLE = (
 )
 
 
-def _entries(
-    plan: Plan, expectation: Expectation
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _entries(plan: Plan, expectation: Expectation) -> npt.NDArray[np.uint8]:
     """uint8 [n, 656]: records of the rows that must be written, each once."""
     found = operation(OPERATION)
     assert isinstance(found, CpGatherAndUpconvertFp8KvCache)
@@ -299,7 +298,7 @@ def _entries(
 
 
 def _scale_corner(
-    holds: Callable[[np.ndarray[tuple[int, int], np.dtype[np.float32]]], bool],
+    holds: Callable[[npt.NDArray[np.float32]], bool],
 ) -> Callable[[Plan, Expectation], bool]:
     def corner(plan: Plan, expectation: Expectation) -> bool:
         entries = _entries(plan, expectation)
@@ -309,7 +308,7 @@ def _scale_corner(
     return corner
 
 
-def _magnitudes_differ(words: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> bool:
+def _magnitudes_differ(words: npt.NDArray[np.float32]) -> bool:
     with np.errstate(all="ignore"):
         exponents = np.sort(np.frexp(words)[1], axis=1)
     return bool(np.isfinite(words).all() and (np.diff(exponents, axis=1) >= 2).all())
