@@ -90,6 +90,9 @@ class GatherOperation(Operation):
         }
     )
 
+    #: Reasons of `payload_refusals` after which extents mean nothing.
+    unmeasurable: ClassVar[frozenset[str]] = frozenset({"entry_bytes"})
+
     # ---- what an operation adds --------------------------------------------------------------
 
     @abstractmethod
@@ -296,7 +299,7 @@ class GatherOperation(Operation):
         measurable &= check_strides(found, strides)
         before = len(found)
         self.payload_refusals(found, plan)
-        measurable &= all(refusal.reason != "entry_bytes" for refusal in found[before:])
+        measurable &= all(refusal.reason not in self.unmeasurable for refusal in found[before:])
         for name, (dtype, rank) in _INDEX_BUFFERS.items():
             if name in buffers:
                 if not (name in ("seq_starts", "counts") and is_absent(buffers[name])):
