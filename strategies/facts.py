@@ -46,6 +46,11 @@ class Facts:
     def width(self) -> int:
         return self.sizes["table_width"]
 
+    @property
+    def element_bytes(self) -> int:
+        """Of the cache; 4, its alignment, where it is a tensor of bytes."""
+        return self.sizes.get("element_bytes", 4)
+
     @cached_property
     def _operation(self) -> GatherOperation:
         found = operation(self.case.operation)

@@ -103,15 +103,18 @@ def gather_choices(
     *,
     case_class: str,
     limit_bytes: int,
+    crossings: SearchStrategy[Crossing] | None = None,
 ) -> GatherChoices:
     """Choices for a case of `case_class`, about 25 draws.
+
+    `crossings` are those of an operation whose quantities are not `QUANTITIES`.
 
     Overflow scale is reached by one in four cases in contract and one in ten hostile ones, if
     `limit_bytes` allows any. Shrinks towards ordinary scale, then in the order of the fields.
     """
     crossing = None
     if case_class in _AT_SCALE and boundaries.boundaries_within(_room(limit_bytes), 1):
-        crossing = draw(_CROSSINGS) if draw(_AT_SCALE[case_class]) else None
+        crossing = draw(crossings or _CROSSINGS) if draw(_AT_SCALE[case_class]) else None
     page_size_tokens = draw(page_sizes())
     event(f"page size: {_magnitude(page_size_tokens)}")
     return GatherChoices(
@@ -246,10 +249,14 @@ class Gather:
 
     # ---- rows ----------------------------------------------------------------------------------
 
+    def _row_bytes(self) -> int:
+        """The least row stride; what a destination holds of an entry."""
+        return self.entry_bytes
+
     def _fit_rows(self) -> None:
         destination, total = self.choices.destination, sum(self.lengths)
         unit = self.element_bytes
-        row_stride = self.entry_bytes + destination.row_padding_elements * unit
+        row_stride = self._row_bytes() + destination.row_padding_elements * unit
         first, spare = destination.first_start, destination.spare_rows
         extra = destination.extra_tokens
         if self.quantity == "dst row":
@@ -263,7 +270,7 @@ class Gather:
             # The last row is where the boundary is reached: it must be mapped, and be the last.
             extra = max(extra, 0) if destination.has_terminal else 0
         if self.quantity == "row index":
-            row_stride, extra, spare = self.entry_bytes, 0, 0
+            row_stride, extra, spare = self._row_bytes(), 0, 0
             first = INT32_MAX - total
         elif self.quantity == "dst stride":
             extra, spare = 0, 0
