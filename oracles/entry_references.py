@@ -83,7 +83,9 @@ class EntryReferences(EntryGather):
         """What a launch that runs may read of `words`."""
         return {}
 
-    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> Origin | None:
+    def _searched_origin(
+        self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes
+    ) -> Origin | None:
         """Compares with the same bytes of every row that a mapped entry becomes; for runs that are
         too short to be traced, or computed. None if a match could be chance."""
         mapped = self._mapped(plan)
@@ -93,7 +95,7 @@ class EntryReferences(EntryGather):
         page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
         entries = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
         entries = np.unique(entries[pages.valid[rows.page]])
-        _, byte = self._row_at(plan, offset_bytes)
+        _, byte = self._row_at(plan, buffer, offset_bytes)
         values = self.converted(plan, self.entries_at(plan, entries))
         same = np.flatnonzero((values[:, byte : byte + found.size] == found).all(axis=1))
         if not same.size or entries.size > 256**found.size // 20:

@@ -97,7 +97,7 @@ class GatherOperation(Operation):
     #: dtype and elements. Their values are given as integers of that size.
     words: ClassVar[Mapping[str, tuple[Dtype, int]]] = MappingProxyType({})
 
-    #: Reasons after which required bytes mean nothing.
+    #: Reasons of `payload_refusals` after which extents mean nothing.
     unmeasurable: ClassVar[frozenset[str]] = frozenset({"entry_bytes"})
 
     # ---- what an operation adds --------------------------------------------------------------

@@ -58,23 +58,19 @@ class Facts:
 
     @property
     def element_bytes(self) -> int:
-        """Of the cache's elements."""
-        return self._elements[0]
+        """Of the cache; 4, its alignment, where it is a tensor of bytes."""
+        return self.sizes.get("element_bytes", 4)
 
     @property
     def row_element_bytes(self) -> int:
-        """Of the destination's elements."""
-        return self._elements[1]
+        """Of the destination."""
+        assert isinstance(self._operation, EntryReferences)
+        return self._operation.element_sizes(self.sizes)[1]
 
     @cached_property
     def _entry(self) -> tuple[int, int]:
         assert isinstance(self._operation, EntryReferences)
         return self._operation.entry_bytes(self.sizes)
-
-    @cached_property
-    def _elements(self) -> tuple[int, int]:
-        assert isinstance(self._operation, EntryReferences)
-        return self._operation.element_sizes(self.sizes)
 
     @cached_property
     def _operation(self) -> GatherOperation:

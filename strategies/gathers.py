@@ -210,10 +210,6 @@ class Gather:
         )
 
     @property
-    def row_bytes(self) -> int:
-        return self.form.row_bytes or self.entry_bytes
-
-    @property
     def row_element_bytes(self) -> int:
         return self.form.row_element_bytes or self.element_bytes
 
@@ -246,7 +242,7 @@ class Gather:
 
     def _fit_batch(self) -> None:
         choices, size = self.choices, self.page_size_tokens
-        max_rows = max(1, _ROW_BYTES // self.row_bytes)
+        max_rows = max(1, _ROW_BYTES // self._row_bytes())
         if self.quantity in ("dst stride", "slot stride"):
             max_rows = min(max_rows, _MOST_SCATTERED_ROWS)
         lengths = choices.batch.lengths(size, max_rows)
@@ -283,10 +279,14 @@ class Gather:
 
     # ---- rows ----------------------------------------------------------------------------------
 
+    def _row_bytes(self) -> int:
+        """The least row stride; what a destination holds of an entry."""
+        return self.form.row_bytes or self.entry_bytes
+
     def _fit_rows(self) -> None:
         destination, total = self.choices.destination, sum(self.lengths)
         unit = self.row_element_bytes
-        row_stride = self.row_bytes + destination.row_padding_elements * unit
+        row_stride = self._row_bytes() + destination.row_padding_elements * unit
         first, spare = destination.first_start, destination.spare_rows
         extra = destination.extra_tokens
         if self.quantity == "dst row":
@@ -300,7 +300,7 @@ class Gather:
             # The last row is where the boundary is reached: it must be mapped, and be the last.
             extra = max(extra, 0) if destination.has_terminal else 0
         if self.quantity == "row index":
-            row_stride, extra, spare = self.row_bytes, 0, 0
+            row_stride, extra, spare = self._row_bytes(), 0, 0
             first = INT32_MAX - total
         elif self.quantity == "dst stride":
             extra, spare = 0, 0

@@ -37,7 +37,7 @@ from pagefuzz.strategies.gathers import (
 )
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
-from pagefuzz.strategies.scales import scales
+from pagefuzz.strategies.scales import bits, scales
 
 OPERATION = "cp_gather_and_upconvert_fp8_kv_cache"
 
@@ -178,6 +178,60 @@ def _case(
         placements={name: place for name, place in placed.items() if name in present},
         seed=choices.seed,
     )
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+
+def _reported(
+    starts: tuple[int, ...],
+    *,
+    page_size_tokens: int = 1,
+    seq_starts: tuple[int, ...] | None = None,
+    words: tuple[int, ...] | None = None,
+    terminal: bool = True,
+) -> Case:
+    """Dense records, a table as wide as a request needs, rows up to the last start."""
+    requests = len(starts) - 1
+    last = max(b - a for a, b in pairwise(starts))
+    width = max(-(-last // page_size_tokens), 1)
+    values = {"block_table": Values("identity"), "starts": Values.literal(*starts)}
+    if not terminal:
+        values["starts"] = Values.literal(*starts[:-1])
+    if seq_starts is not None:
+        values["seq_starts"] = Values.literal(*seq_starts)
+    values["counts"] = Values.literal(0, 0)
+    if words is not None:
+        values["src"] = Values.literal(*words)
+    sizes = {
+        "num_requests": requests,
+        "num_tokens": starts[-1],
+        "page_size_tokens": page_size_tokens,
+        "num_pages": requests * width,
+        "table_width": width,
+        "table_row_stride": width,
+        "page_stride_bytes": page_size_tokens * RECORD_BYTES,
+        "slot_stride_bytes": RECORD_BYTES,
+        "dst_rows": starts[-1],
+        "dst_row_stride_bytes": ROW_BYTES,
+        "has_terminal": int(terminal),
+    }
+    return Case(OPERATION, sizes, values)
+
+
+#: Inputs of public reports, by the number of the report. 2: one page past the last row of the
+#: table. 5: the first start is above 0. 26: scales that are no powers of two. 29: requests without
+#: rows.
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    "2-past-the-table": lambda: _reported((0, 16, 32), page_size_tokens=16, seq_starts=(0, 1)),
+    "5-first-start-16": lambda: _reported((16, 48), page_size_tokens=16),
+    "5-first-start-16-no-terminal": lambda: _reported(
+        (16, 48), page_size_tokens=16, terminal=False
+    ),
+    "26-scale-0.75": lambda: _reported((0, 4), words=(bits(0.75), bits(1.0))),
+    "29-empty-among-others": lambda: _reported((0, 3, 3, 5), page_size_tokens=2),
+    "29-all-empty": lambda: _reported((0, 0, 0)).with_sizes(num_tokens=4, dst_rows=4),
+}
 
 
 # ---- refusals ------------------------------------------------------------------------------------
