@@ -26,8 +26,8 @@ def _reported(operation: str, name: str) -> Callable[[Callable[[], Case]], Calla
 
 
 def examples_for(operation: str) -> Mapping[str, Case]:
-    """Reported cases of an operation by name, those in its own module (`REPORTED`) among them; empty
-    if there are none."""
+    """Reported cases of an operation by name; those in its own module (`REPORTED`) are among them.
+    Empty if there are none."""
     cases = {**_CASES.get(operation, {}), **registry.reported_for(operation)}
     return {name: case() for name, case in cases.items()}
 

@@ -7,6 +7,7 @@
 #include "common/fp8.h"
 #include "common/launch.h"
 #include "common/object.h"
+#include "common/packed.h"
 #include "common/paged_gather.h"
 #include "common/refusals.h"
 
@@ -191,15 +192,11 @@ __device__ __forceinline__ void upconvert_record(const Upconvert& g, index64 to,
   constexpr int kPerStore = sizeof(Store) / 2;
   for (int first = static_cast<int>(threadIdx.x) * kPerLane; first < kCodes; first += kLanes * kPerLane) {
     const float scale = g.src.template load<float>(from + (kScalesAt + first / kCodesPerScale * 4));
-    const Load packed = g.src.template load<Load>(from + first);
-    uint8_t codes[kPerLane];
-    __builtin_memcpy(codes, &packed, sizeof(packed));
+    const pf::Packed<uint8_t, kPerLane> codes(g.src.template load<Load>(from + first));
     for (int part = 0; part < kPerLane; part += kPerStore) {
-      uint16_t values[kPerStore];
-      for (int i = 0; i < kPerStore; ++i) values[i] = upconverted(codes[part + i], scale);
-      Store row;
-      __builtin_memcpy(&row, values, sizeof(row));
-      g.dst.template store<Store>(to + 2 * (first + part), row);
+      pf::Packed<uint16_t, kPerStore> values;
+      for (int i = 0; i < kPerStore; ++i) values.put(i, upconverted(codes.get(part + i), scale));
+      g.dst.template store<Store>(to + 2 * (first + part), values.template as<Store>());
     }
   }
   using Rope = std::conditional_t<(sizeof(Store) < sizeof(Load)), Store, Load>;

@@ -1,4 +1,4 @@
-"""Every reason for which the fp8 up-convert is refused fires alone, and is silent inside its limit."""
+"""Every reason to refuse an fp8 up-convert fires alone, and is silent just inside its limit."""
 
 from __future__ import annotations
 
@@ -125,12 +125,10 @@ INSIDE = [
     {"slot_stride_bytes": 656},
     {"page_stride_bytes": 656},
     {"dst_row_stride_bytes": 1152},
-    {"num_tokens": 9, "dst_row_stride_bytes": 1152},
     {"page_size_tokens": 1, "slot_stride_bytes": -3},
     {"num_pages": 1, "page_stride_bytes": 1},
     {"num_pages": 0, "page_stride_bytes": 1},
     {"num_tokens": 1, "dst_rows": 1, "dst_row_stride_bytes": 7},
-    {"num_requests": 1, "table_row_stride": -1},
     {"counts__data": 0, "counts__extent_bytes": 0, "counts__dtype": 99},
 ]
 

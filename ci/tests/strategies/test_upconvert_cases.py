@@ -1,4 +1,4 @@
-"""Cases of the fp8 up-convert: what they reach, and that the oracle agrees with what they believe."""
+"""Cases of the fp8 up-convert: what they reach, and whether the oracle agrees with them."""
 
 from __future__ import annotations
 
