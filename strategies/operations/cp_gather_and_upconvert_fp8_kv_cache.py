@@ -130,11 +130,11 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         _BEFORE[oddity](gather, junk)
     case = _case(gather, choices, words, placed)
     if oddity == "ignored strides":
-        case = oddities.ignored_strides(case, junk, _STRIDES)
+        case = oddities.ignored_strides(case, _STRIDES, junk)
     elif oddity == "null where empty":
         case = oddities.null_where_empty(case, required_bytes(case))
     elif oddity == "absent arguments":
-        case = oddities.absent_arguments(case, junk, _OPTIONAL)
+        case = oddities.absent_arguments(case, _OPTIONAL, junk)
     return draw(lies(surface(case))) if case_class == "refused" else case
 
 
@@ -240,22 +240,7 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    sizes = case.sizes
-    reach = {
-        name: (sizes[size] - 1) * sizes[name] if sizes[size] > 1 else 0
-        for name, (size, _) in _STRIDES.items()
-    }
-    tokens, requests, width = sizes["num_tokens"], sizes["num_requests"], sizes["table_width"]
-    row_stride = sizes["dst_row_stride_bytes"] if sizes["dst_rows"] > 1 else 0
-    pool = reach["page_stride_bytes"] + reach["slot_stride_bytes"] + RECORD_BYTES
-    return {
-        "src": pool if sizes["num_pages"] else 0,
-        "dst": (tokens - 1) * row_stride + ROW_BYTES if tokens else 0,
-        "block_table": 4 * (reach["table_row_stride"] + width) if requests and width else 0,
-        "starts": 4 * (requests + sizes["has_terminal"]) if requests else 0,
-        "seq_starts": 4 * requests if "seq_starts" in case.values else 0,
-        "counts": 16 if "counts" in case.values else 0,
-    }
+    return oddities.required_bytes(case, _STRIDES, RECORD_BYTES, ROW_BYTES)
 
 
 def surface(case: Case) -> Surface:
