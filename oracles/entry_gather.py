@@ -10,18 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-import numpy as np
-
-from pagefuzz.oracles import contents, gather_text
+from pagefuzz.oracles import gather_text
 from pagefuzz.oracles.coordinates import CacheGrid
-from pagefuzz.oracles.gather import GatherOperation
-from pagefuzz.oracles.layout import Bytes, Plan, Role
-from pagefuzz.oracles.origin import Origin, OriginKind
-from pagefuzz.oracles.pages import Pages
-from pagefuzz.oracles.rows import RowMap
+from pagefuzz.oracles.layout import Plan
+from pagefuzz.oracles.rows import Int64s
+from pagefuzz.oracles.traced_gather import TracedGather
 
 
-class EntryGather(GatherOperation):
+class EntryGather(TracedGather):
     """A gather of entries to rows."""
 
     @abstractmethod
@@ -66,51 +62,24 @@ class EntryGather(GatherOperation):
 
     # ---- texts -----------------------------------------------------------------------------------
 
-    def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:
-        if buffer == "src":
-            return self._source_place(plan, offset_bytes)
-        if buffer == "dst":
-            return self._row_place(plan, offset_bytes)
-        return gather_text.index_place(plan, self._mapped(plan), buffer, offset_bytes)
+    def rows_of(self, sizes: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
+        return {"dst": (self.effective_strides(sizes)[2], self.entry_bytes(sizes)[1])}
 
-    def mapping(self, plan: Plan, buffer: str, offset_bytes: int) -> str | None:
-        if (mapped := self._mapped(plan)) is None:
-            return None
-        rows, pages = mapped
-        if buffer == "dst":
-            row, byte = self._row_at(plan, offset_bytes)
-            if not 0 <= byte < self.entry_bytes(plan.arguments)[1]:
-                return None
-            claims = np.flatnonzero(rows.row == row).tolist()
-        elif buffer == "src":
-            place = self._grid(plan).slot_at(offset_bytes)
-            page = rows.page
-            claims = np.flatnonzero(
-                pages.valid[page]
-                & (pages.page_id[page] == place.page_index)
-                & (rows.slot == place.slot_index)
-            ).tolist()
-        elif buffer == "block_table":
-            claim = gather_text.table_claim(rows, pages, offset_bytes // 4)
-            return None if claim is None else gather_text.claim_text(plan, rows, pages, claim)
-        else:
-            return None
-        if not claims:
-            return "no request maps it"
-        return "; ".join(gather_text.claim_text(plan, rows, pages, claim) for claim in claims[:3])
+    def slot_place(self, plan: Plan, offset_bytes: int) -> str:
+        place = self._grid(plan).slot_at(offset_bytes)
+        what = f"page {place.page_index} slot {place.slot_index}, byte {place.byte_index}"
+        entry, _ = self.entry_bytes(plan.arguments)
+        return what if 0 <= place.byte_index < entry else f"{what} of an entry of {entry}"
 
-    def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> Origin | None:
-        if buffer == "dst":
-            at = np.array([offset_bytes], dtype=np.int64)
-            for fill in contents.FILLS:
-                old = contents.destination_poison_at(plan.case.seed, fill, at, found.size)
-                if np.array_equal(old[0], found):
-                    return Origin(OriginKind.OLD, "what was there before")
-        if not found.any():
-            return Origin(OriginKind.ZEROS, "zeros")
-        if (traced := contents.trace(plan.case.seed, found)) is not None:
-            return self._traced_origin(plan, traced)
-        return self._searched_origin(plan, offset_bytes, found) if buffer == "dst" else None
+    def slot_of(self, plan: Plan, offset_bytes: int) -> tuple[int, int]:
+        place = self._grid(plan).slot_at(offset_bytes)
+        return place.page_index, place.slot_index
+
+    def source_of(
+        self, plan: Plan, buffer: str, page_id: Int64s, slot: Int64s, byte: int
+    ) -> Int64s:
+        page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
+        return page_id * page_stride + slot * slot_stride + byte
 
     def describe(self, plan: Plan) -> str:
         a = plan.arguments
@@ -129,60 +98,6 @@ class EntryGather(GatherOperation):
         payload = f"{size}, {' '.join(padded) or 'dense'}, seed {plan.case.seed}"
         return "  ".join([*gather_text.index_parts(plan), payload, *gather_text.oddities(plan)])
 
-    def _mapped(self, plan: Plan) -> tuple[RowMap, Pages] | None:
-        """None if the case must be refused: then no row is mapped."""
-        if self.refusals(plan):
-            return None
-        rows = self.row_map(plan)
-        return rows, self.pages(plan, rows)
-
-    def _source_place(self, plan: Plan, offset_bytes: int) -> str:
-        size_bytes = self.payload_bytes(plan.arguments)["src"]
-        if not 0 <= offset_bytes < size_bytes:
-            return "in front of page 0" if offset_bytes < 0 else f"past its {size_bytes} bytes"
-        place = self._grid(plan).slot_at(offset_bytes)
-        what = f"page {place.page_index} slot {place.slot_index}, byte {place.byte_index}"
-        entry, _ = self.entry_bytes(plan.arguments)
-        return what if 0 <= place.byte_index < entry else f"{what} of an entry of {entry}"
-
-    def _row_place(self, plan: Plan, offset_bytes: int) -> str:
-        row, byte = self._row_at(plan, offset_bytes)
-        _, row_bytes = self.entry_bytes(plan.arguments)
-        if not 0 <= byte < row_bytes:
-            return f"row {row}, byte {byte} of an entry of {row_bytes}"
-        tokens = plan.arguments["num_tokens"]
-        return f"row {row}{'' if 0 <= row < tokens else f' of {tokens}'}, byte {byte}"
-
-    def _traced_origin(self, plan: Plan, traced: contents.Trace) -> Origin:
-        if traced.role is Role.DESTINATION:
-            where = self.locate(plan, "dst", traced.offset_bytes)
-            return Origin(OriginKind.FORBIDDEN, f"what dst held before at {where}")
-        where = self.locate(plan, "src", traced.offset_bytes)
-        if traced.is_payload:
-            return Origin(OriginKind.ENTRY, where)
-        inside = 0 <= traced.offset_bytes < self.payload_bytes(plan.arguments)["src"]
-        text = f"{where} of src, which no row maps" if inside else f"what lies {where}, of src"
-        return Origin(OriginKind.FORBIDDEN, text)
-
-    def _searched_origin(self, plan: Plan, offset_bytes: int, found: Bytes) -> Origin | None:
-        """Compares with the same bytes of every mapped entry; for runs too short to be traced.
-
-        None if a match could be chance.
-        """
-        mapped = self._mapped(plan)
-        if mapped is None:
-            return None
-        rows, pages = mapped
-        page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
-        entries = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
-        entries = np.unique(entries[pages.valid[rows.page]])
-        _, byte = self._row_at(plan, offset_bytes)
-        values = contents.payload_at(plan.case.seed, entries + byte, found.size)
-        same = np.flatnonzero((values == found[None, :]).all(axis=1))
-        if not same.size or entries.size > 256**found.size // 20:
-            return None
-        return Origin(OriginKind.ENTRY, self.locate(plan, "src", int(entries[same[0]]) + byte))
-
     def _grid(self, plan: Plan) -> CacheGrid:
         page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
         return CacheGrid(
@@ -191,8 +106,3 @@ class EntryGather(GatherOperation):
             page_stride,
             slot_stride,
         )
-
-    def _row_at(self, plan: Plan, offset_bytes: int) -> tuple[int, int]:
-        """Row of dst and byte in it."""
-        row_stride = self.effective_strides(plan.arguments)[2]
-        return divmod(offset_bytes, row_stride) if row_stride else (0, offset_bytes)

@@ -20,6 +20,7 @@ from pagefuzz.oracles.expectation import Contested, Counts, Expectation, Expecte
 from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan
+from pagefuzz.oracles.origin import Origin, OriginKind
 from pagefuzz.oracles.pages import counts
 from pagefuzz.oracles.refusals import is_absent
 from pagefuzz.oracles.rows import PADDING_PAGE, Int64s
@@ -52,9 +53,59 @@ class EntryReferences(EntryGather):
         """Which elements of rows may be any NaN."""
         return None
 
+    def entries_at(self, plan: Plan, offsets: Int64s) -> Bytes:
+        """uint8 [n, entry bytes]: what src holds at each of `offsets`.
+
+        That is payload, and over it the words of 4 bytes that the case gives (`payload_values`).
+        """
+        entry, _ = self.entry_bytes(plan.arguments)
+        entries = contents.payload_at(plan.case.seed, offsets, entry)
+        at, words = self._given(plan)
+        if not at.size or not offsets.size:
+            return entries
+        # Entries may overlap, so that a word lies anywhere in one of them.
+        order = np.argsort(offsets, kind="stable")
+        low = np.searchsorted(at, offsets[order])
+        count = np.searchsorted(at, offsets[order] + entry - 3) - low
+        row = np.repeat(order, count)
+        word = np.repeat(low - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+        entries = entries.copy()
+        byte = (at[word] - offsets[row])[:, None] + np.arange(4)
+        entries[row[:, None], byte] = words[word]
+        return entries
+
+    def _given(self, plan: Plan) -> tuple[Int64s, Bytes]:
+        """Byte offsets, ascending, and bytes of the words of src that the case gives."""
+        image = plan.buffers["src"].image
+        return image.offsets, image.values
+
     def word_footprints(self, plan: Plan) -> dict[str, Footprint]:
         """What a launch that runs may read of `words`."""
         return {}
+
+    def _searched_origin(
+        self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes
+    ) -> Origin | None:
+        """Compares with the same bytes of every row that a mapped entry becomes; for runs that are
+        too short to be traced, or computed. None if a match could be chance."""
+        mapped = self._mapped(plan)
+        if mapped is None:
+            return None
+        rows, pages = mapped
+        page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
+        entries = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
+        entries = np.unique(entries[pages.valid[rows.page]])
+        _, byte = self._row_at(plan, buffer, offset_bytes)
+        values = self.converted(plan, self.entries_at(plan, entries))
+        same = np.flatnonzero((values[:, byte : byte + found.size] == found).all(axis=1))
+        if not same.size or entries.size > 256**found.size // 20:
+            return None
+        entry_bytes, row_bytes = self.entry_bytes(plan.arguments)
+        copied = entry_bytes == row_bytes
+        place = self.locate(plan, "src", int(entries[same[0]]) + (byte if copied else 0))
+        if not copied:
+            place = f"what {place.rpartition(', byte')[0]} becomes, byte {byte}"
+        return Origin(OriginKind.ENTRY, place)
 
     # ---- the contract, vectorised ----------------------------------------------------------------
 
@@ -75,7 +126,7 @@ class EntryReferences(EntryGather):
             row, page, slot = row[claims], page[claims], slot[claims]
         src_offsets = pages.page_id[page] * page_stride + slot * slot_stride
         dst_offsets = row * row_stride
-        values = self.converted(plan, contents.payload_at(plan.case.seed, src_offsets, entry))
+        values = self.converted(plan, self.entries_at(plan, src_offsets))
         src_element_bytes, dst_element_bytes = self.element_sizes(arguments)
 
         contested = None
@@ -135,6 +186,7 @@ class EntryReferences(EntryGather):
         table_stride = a["table_row_stride"] if requests > 1 else 0
         table = integers(plan, "block_table", 4)
         starts = integers(plan, "starts", 4)
+        given = integers(plan, "src", 4)
         seq_starts = (
             None if is_absent(plan.buffers["seq_starts"]) else integers(plan, "seq_starts", 4)
         )
@@ -191,13 +243,15 @@ class EntryReferences(EntryGather):
                     continue
                 at = page_id * page_stride + slot * slot_stride
                 readable_src.append((at, at + entry))
-                data = self.converted_alone(
-                    plan, contents.payload(plan.case.seed, at, at + entry).tobytes()
-                )
+                data = contents.payload(plan.case.seed, at, at + entry).copy()
+                for byte in range(-at % 4, entry, 4) if given else ():
+                    if (word := given.get((at + byte) // 4)) is not None:
+                        data[byte : byte + 4] = list(word.to_bytes(4, "little", signed=True))
+                row_data = self.converted_alone(plan, data.tobytes())
                 if row < contested_from:
-                    must[row * row_stride] = data
+                    must[row * row_stride] = row_data
                 else:
-                    claims.append((row * row_stride, data))
+                    claims.append((row * row_stride, row_data))
 
         footprints = {}
         if requests and tokens:
@@ -249,6 +303,8 @@ class EntryReferences(EntryGather):
         if (needed := src_bytes + table_bytes) > 2**28:
             raise CaseError(f"the torch reference needs {needed} bytes; it makes at most 2^28")
         payload = torch.from_numpy(contents.payload(plan.case.seed, 0, src_bytes).copy())
+        for at, raw in zip(*self._given(plan), strict=True):
+            payload[at : at + 4] = torch.from_numpy(raw.copy())
         cache = payload.as_strided(
             (a["num_pages"], a["page_size_tokens"], self.entry_bytes(a)[0]),
             (page_stride, slot_stride, 1),

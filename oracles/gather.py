@@ -90,11 +90,14 @@ class GatherOperation(Operation):
         }
     )
 
+    #: Sources of whose payload a case may give a part; the operation says which (`_images`).
+    payload_values: ClassVar[frozenset[str]] = frozenset()
+
     #: Index buffers of the operation's own, of a fixed number of elements, such as a scale: name ->
     #: dtype and elements. Their values are given as integers of that size.
     words: ClassVar[Mapping[str, tuple[Dtype, int]]] = MappingProxyType({})
 
-    #: Reasons after which required bytes mean nothing.
+    #: Reasons of `payload_refusals` after which extents mean nothing.
     unmeasurable: ClassVar[frozenset[str]] = frozenset({"entry_bytes"})
 
     # ---- what an operation adds --------------------------------------------------------------
@@ -131,7 +134,7 @@ class GatherOperation(Operation):
                 raise CaseError(f"values of {self.name} needs {name!r}; it is not optional")
         index_buffers = self._index_buffers()
         for name in case.values:
-            if name not in index_buffers:
+            if name not in index_buffers and name not in self.payload_values:
                 raise CaseError(f"{name} holds payload; values may name {', '.join(index_buffers)}")
         laid = self._laid_out(case.sizes)
         plan = Plan(

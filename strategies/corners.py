@@ -6,7 +6,7 @@ its own, and so is each kind of hostile value and each reason for a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from pagefuzz.strategies.refusals import REASONS
 Corners: TypeAlias = Mapping[str, Callable[[Plan, Expectation], bool]]
 
 
-_Predicate: TypeAlias = Callable[[Facts], bool]
+Predicate: TypeAlias = Callable[[Facts], bool]
 _memo: list[tuple[Plan, Facts]] = []
 
 
@@ -32,7 +32,7 @@ def _facts(plan: Plan, expectation: Expectation) -> Facts:
     return _memo[0][1]
 
 
-def _corner(predicate: _Predicate) -> Callable[[Plan, Expectation], bool]:
+def _corner(predicate: Predicate) -> Callable[[Plan, Expectation], bool]:
     return lambda plan, expectation: bool(predicate(_facts(plan, expectation)))
 
 
@@ -59,7 +59,7 @@ def _slice_is_read(f: Facts) -> bool:
     return bool(f.live) and max(f.live) > 0
 
 
-_BATCHES: Mapping[str, _Predicate] = {
+BATCHES: Mapping[str, Predicate] = {
     "batch: no request": lambda f: f.requests == 0,
     "batch: one request": lambda f: f.requests == 1 and bool(f.spans),
     "batch: several requests": lambda f: 2 <= len(f.live) <= 8,
@@ -109,7 +109,7 @@ _BATCHES: Mapping[str, _Predicate] = {
     "pages: none": lambda f: f.sizes["num_pages"] == 0,
 }
 
-_TABLES: Mapping[str, _Predicate] = {
+TABLES: Mapping[str, Predicate] = {
     **{
         f"table: {recipe}": lambda f, recipe=recipe: (  # type: ignore[misc]
             len(f.columns) > 1 and f.case.values["block_table"].recipe == recipe
@@ -155,12 +155,11 @@ _TABLES: Mapping[str, _Predicate] = {
 
 def _pool(f: Facts) -> tuple[int, int, int, int]:
     """(page stride, slot stride, entry bytes, bytes of dense entries of a page); 0s if ignored."""
-    sizes = f.sizes
     return (
         f.stride("page_stride_bytes", "num_pages"),
         f.stride("slot_stride_bytes", "page_size_tokens"),
-        sizes["entry_bytes"],
-        sizes["entry_bytes"] * f.page_size,
+        f.entry_bytes,
+        f.entry_bytes * f.page_size,
     )
 
 
@@ -195,7 +194,7 @@ def _shared_bytes(f: Facts) -> bool:
     return bool(f.spans) and ((two_pages and page < entry) or (two_slots and slot < entry))
 
 
-def _ignored(name: str, size: str) -> _Predicate:
+def _ignored(name: str, size: str) -> Predicate:
     def holds(f: Facts) -> bool:
         sound = f.sizes[name] == 0 or f.sizes[name] in range(1, 2**31)
         return not f.refused and bool(f.spans) and f.sizes[size] <= 1 and not sound
@@ -203,15 +202,15 @@ def _ignored(name: str, size: str) -> _Predicate:
     return holds
 
 
-def _least_aligned(buffer: str) -> _Predicate:
+def _least_aligned(buffer: str) -> Predicate:
     def holds(f: Facts) -> bool:
-        unit = f.sizes["element_bytes"]
+        unit = f.element_bytes
         return not f.refused and f.placed(buffer)[0] % (2 * unit) == unit
 
     return holds
 
 
-_MEMORY: Mapping[str, _Predicate] = {
+_MEMORY: Mapping[str, Predicate] = {
     "cache: dense": _dense,
     "cache: padded entries": _padded_entry,
     "cache: padded pages": _padded_page,
@@ -219,10 +218,10 @@ _MEMORY: Mapping[str, _Predicate] = {
     "cache: slots first": _slots_first,
     "cache: entries that share bytes": _shared_bytes,
     "dst: dense rows": lambda f: (
-        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] == f.sizes["entry_bytes"]
+        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] == f.row_bytes
     ),
     "dst: padded rows": lambda f: (
-        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] > f.sizes["entry_bytes"]
+        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] > f.row_bytes
     ),
     "dst: workspace before": lambda f: bool(f.spans) and f.placed("dst")[1] > 0,
     "dst: slack": lambda f: bool(f.spans) and f.placed("dst")[2] > 0,
@@ -262,19 +261,21 @@ _MEMORY: Mapping[str, _Predicate] = {
     ),
     **{
         f"element: {size} bytes": lambda f, size=size: (  # type: ignore[misc]
-            bool(f.spans) and f.sizes["element_bytes"] == size
+            bool(f.spans) and f.element_bytes == size
         )
         for size in (1, 2, 4, 8)
     },
-    "entry: 1 byte": lambda f: bool(f.spans) and f.sizes["entry_bytes"] == 1,
-    "entry: one element": lambda f: (
-        bool(f.spans) and f.sizes["entry_bytes"] == f.sizes["element_bytes"] > 1
-    ),
-    "entry: no multiple of 16": lambda f: bool(f.spans) and f.sizes["entry_bytes"] % 16 > 0,
-    "entry: above 1024 bytes": lambda f: bool(f.spans) and f.sizes["entry_bytes"] > 1024,
+    "entry: 1 byte": lambda f: bool(f.spans) and f.entry_bytes == 1,
+    "entry: one element": lambda f: bool(f.spans) and f.entry_bytes == f.element_bytes > 1,
+    "entry: no multiple of 16": lambda f: bool(f.spans) and f.entry_bytes % 16 > 0,
+    "entry: above 1024 bytes": lambda f: bool(f.spans) and f.entry_bytes > 1024,
 }
 
 # ---- overflow scale ------------------------------------------------------------------------------
+
+
+#: Offsets in bytes that a quantity takes in a case, and the step from one to the next.
+Offsets: TypeAlias = Callable[[Facts], tuple[Int64s, int]]
 
 
 def _row_offsets(f: Facts) -> tuple[Int64s, int]:
@@ -282,13 +283,13 @@ def _row_offsets(f: Facts) -> tuple[Int64s, int]:
     return f.row * stride, stride
 
 
-def _page_offsets(f: Facts) -> tuple[Int64s, int]:
+def page_offsets(f: Facts) -> tuple[Int64s, int]:
     stride = f.stride("page_stride_bytes", "num_pages")
     return f.page_id * stride, stride
 
 
 def _packed_offsets(f: Facts) -> tuple[Int64s, int]:
-    return _page_offsets(f) if _packed(f) else (np.empty(0, np.int64), 0)
+    return page_offsets(f) if _packed(f) else (np.empty(0, np.int64), 0)
 
 
 def _slot_offsets(f: Facts) -> tuple[Int64s, int]:
@@ -296,36 +297,39 @@ def _slot_offsets(f: Facts) -> tuple[Int64s, int]:
     return f.slot * stride, stride
 
 
-def _table_offsets(f: Facts) -> tuple[Int64s, int]:
+def table_offsets(f: Facts) -> tuple[Int64s, int]:
     stride = 4 * f.stride("table_row_stride", "num_requests")
     return f.page_requests * stride, stride
 
 
-def _column_offsets(f: Facts) -> tuple[Int64s, int]:
+def column_offsets(f: Facts) -> tuple[Int64s, int]:
     return f.columns[f.pages.in_table] * 4, 4
 
 
-_OFFSETS: Mapping[str, Callable[[Facts], tuple[Int64s, int]]] = {
+_OFFSETS: Mapping[str, Offsets] = {
     "dst row": _row_offsets,
-    "src page": _page_offsets,
+    "src page": page_offsets,
     "packed page": _packed_offsets,
     "slot": _slot_offsets,
-    "table row": _table_offsets,
-    "column": _column_offsets,
+    "table row": table_offsets,
+    "column": column_offsets,
 }
 
 
-def _reaches(quantity: str, limit: int, elements: bool, *, past: bool) -> _Predicate:
+def _reaches(
+    quantity: str, offsets_of: Offsets, limit: int, elements: bool, *, past: bool
+) -> Predicate:
     """Past: the first offset at the limit or past it is reached. Below: the last one below it is,
     and none past it."""
 
     def holds(f: Facts) -> bool:
         if f.refused or not f.spans:
             return False
-        offsets, stride = _OFFSETS[quantity](f)
+        offsets, stride = offsets_of(f)
         unit = 1
         if elements:
-            unit = 4 if quantity in ("table row", "column") else f.sizes["element_bytes"]
+            unit = f.row_element_bytes if quantity == "dst row" else f.element_bytes
+            unit = 4 if quantity in ("table row", "column") else unit
             if unit == 1:
                 return False
         if not offsets.size:
@@ -340,8 +344,9 @@ def _reaches(quantity: str, limit: int, elements: bool, *, past: bool) -> _Predi
     return holds
 
 
-def _boundary_corners() -> Iterator[tuple[str, _Predicate]]:
-    for quantity in _OFFSETS:
+def boundary_corners(quantities: Mapping[str, Offsets]) -> Iterator[tuple[str, Predicate]]:
+    """Both sides of each boundary, in bytes and elements, for each quantity that reaches it."""
+    for quantity, offsets_of in quantities.items():
         for limit, limit_name in zip(LIMITS, ("2^31", "2^32"), strict=True):
             for elements in (False, True):
                 if quantity == "column" and elements:
@@ -351,14 +356,14 @@ def _boundary_corners() -> Iterator[tuple[str, _Predicate]]:
                     side = "past" if past else "below"
                     yield (
                         f"boundary: {quantity} {side} {limit_name} {unit}",
-                        _reaches(quantity, limit, elements, past=past),
+                        _reaches(quantity, offsets_of, limit, elements, past=past),
                     )
 
 
 def _page_straddles(f: Facts) -> bool:
     if f.refused or not f.spans:
         return False
-    base, _ = _page_offsets(f)
+    base, _ = page_offsets(f)
     slot, _ = _slot_offsets(f)
     whole = base + slot
     return any(bool(((base < limit) & (whole >= limit)).any()) for limit in LIMITS)
@@ -371,12 +376,10 @@ def _both_sides(f: Facts) -> bool:
     return any(bool((offsets < at).any() and (offsets >= at).any()) for at in LIMITS)
 
 
-_SCALE: Mapping[str, _Predicate] = {
-    **dict(_boundary_corners()),
+_SCALE: Mapping[str, Predicate] = {
+    **dict(boundary_corners(_OFFSETS)),
     "boundary: row 932068 of 2304 bytes or alike": lambda f: (
-        not f.refused
-        and len(f.spans) == 1
-        and f.spans[0].first_row * f.sizes["entry_bytes"] >= 2**31
+        not f.refused and len(f.spans) == 1 and f.spans[0].first_row * f.row_bytes >= 2**31
     ),
     "boundary: a batch on both sides": _both_sides,
     "boundary: a page on both sides": _page_straddles,
@@ -412,7 +415,7 @@ def _past_table(f: Facts) -> bool:
     return bool((f.columns >= f.width).any())
 
 
-_HOSTILE: Mapping[str, _Predicate] = {
+HOSTILE: Mapping[str, Predicate] = {
     "hostile: column past the table": _past_table,
     "hostile: column just past the table": lambda f: bool((f.columns == f.width).any()),
     "hostile: column past the last row": lambda f: bool(
@@ -461,36 +464,40 @@ _HOSTILE: Mapping[str, _Predicate] = {
 }
 
 
-def _refusal(reason: str) -> _Predicate:
+def _refusal(reason: str) -> Predicate:
     return lambda f: any(refusal.reason == reason for refusal in f.expectation.refusals)
 
 
-_REFUSED: Mapping[str, _Predicate] = {
-    **{f"refused: {reason}": _refusal(reason) for reason in REASONS},
-    "refused: nothing to do": lambda f: (
-        f.refused and (f.case.sizes["num_requests"] == 0 or f.case.sizes["num_tokens"] == 0)
-    ),
-    "refused: for one reason": lambda f: len(f.expectation.refusals) == 1,
-}
-
-
-def _guarded(corners: Mapping[str, _Predicate]) -> dict[str, _Predicate]:
+def _guarded(corners: Mapping[str, Predicate]) -> dict[str, Predicate]:
     """Situations of a launch: a refused case is in none of them."""
 
-    def guard(predicate: _Predicate) -> _Predicate:
+    def guard(predicate: Predicate) -> Predicate:
         return lambda f: not f.refused and predicate(f)
 
     return {name: guard(predicate) for name, predicate in corners.items()}
 
 
-#: Corners of every gather.
-GATHER_CORNERS: Corners = {
-    name: _corner(predicate)
-    for name, predicate in {
-        **_guarded({**_BATCHES, **_TABLES, **_MEMORY, **_SCALE, **_HOSTILE}),
-        **_REFUSED,
+def gather_corners(situations: Mapping[str, Predicate], reasons: Sequence[str]) -> Corners:
+    """Corners of an operation: situations of a launch, every reason for a refusal, the classes."""
+    refused: dict[str, Predicate] = {
+        **{f"refused: {reason}": _refusal(reason) for reason in reasons},
+        "refused: nothing to do": lambda f: (
+            f.refused and (f.case.sizes["num_requests"] == 0 or f.case.sizes["num_tokens"] == 0)
+        ),
+        "refused: for one reason": lambda f: len(f.expectation.refusals) == 1,
+    }
+    classes: dict[str, Predicate] = {
         "class: in contract": lambda f: f.sound,
         "class: hostile": lambda f: f.hostile,
         "class: refused": lambda f: f.refused,
-    }.items()
-}
+    }
+    return {
+        name: _corner(predicate)
+        for name, predicate in {**_guarded(situations), **refused, **classes}.items()
+    }
+
+
+#: Corners of a gather of entries to one destination.
+GATHER_CORNERS: Corners = gather_corners(
+    {**BATCHES, **TABLES, **_MEMORY, **_SCALE, **HOSTILE}, REASONS
+)

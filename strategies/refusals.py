@@ -46,6 +46,7 @@ class Argument:
     required_bytes    what its sizes need, 0 if absent
     alignment_bytes   of its base
     is_absent         an optional buffer that is not passed
+    other_dtypes      that a launcher accepts too
     """
 
     dtype: int
@@ -53,6 +54,7 @@ class Argument:
     required_bytes: int
     alignment_bytes: int
     is_absent: bool = False
+    other_dtypes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def _dtypes(surface: Surface) -> list[Lie]:
     for name, argument in surface.present().items():
         size = Dtype(argument.dtype).size_bytes
         others = [d for d in Dtype if d.size_bytes != size]
-        others += [d for d in Dtype if d.size_bytes == size and d != argument.dtype]
+        legal = (argument.dtype, *argument.other_dtypes)
+        others += [d for d in Dtype if d.size_bytes == size and d not in legal]
         codes = (others[0], others[-1], 0, max(Dtype) + 1, -1)
         lies += [Lie("dtype", {f"{name}.dtype": int(code)}) for code in codes]
     return lies
