@@ -40,7 +40,7 @@ def change(folder: Path, find: str, replacement: str) -> None:
 
 def test_bundled_subjects_are_read_from_the_fragment() -> None:
     """The three schedules of the raw gather are there with what their comments say."""
-    by_name = {s.name: s for s in subjects.subjects()}
+    by_name = {s.name: s for s in subjects.subjects() if s.operation == OPERATION}
     page = by_name["bundled:page"]
     assert (page.operation, page.symbol) == (OPERATION, f"pf_{OPERATION}_page")
     assert page.promises_containment
@@ -55,7 +55,7 @@ def test_an_unknown_subject_lists_what_there_is() -> None:
     """The error names every subject, and the way to name a twin's file."""
     with pytest.raises(CannotCheckError, match=r"unknown subject 'bundled:pgae'.*bundled:page, "):
         subjects.subject("bundled:pgae")
-    with pytest.raises(CannotCheckError, match="is one of cp_gather_cache, not of copy_blocks"):
+    with pytest.raises(CannotCheckError, match=r"is one of cp_gather_cache.*, not of copy_blocks"):
         subjects.subject("bundled:page", "copy_blocks")
 
 
