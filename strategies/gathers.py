@@ -114,7 +114,8 @@ def gather_choices(
     """
     crossing = None
     if case_class in _AT_SCALE and boundaries.boundaries_within(_room(limit_bytes), 1):
-        crossing = draw(crossings or _CROSSINGS) if draw(_AT_SCALE[case_class]) else None
+        scaled = _CROSSINGS if crossings is None else crossings
+        crossing = draw(scaled) if draw(_AT_SCALE[case_class]) else None
     page_size_tokens = draw(page_sizes())
     event(f"page size: {_magnitude(page_size_tokens)}")
     return GatherChoices(
