@@ -12,17 +12,14 @@ from collections.abc import Callable, Mapping
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.strategies import registry
 
-_CASES: dict[str, dict[str, Callable[[], Case]]] = {
-    "cp_gather_cache": {},
-    "gather_and_maybe_dequant_cache": {},
-}
+_CASES: dict[str, dict[str, Callable[[], Case]]] = {}
 
 
 def _reported(operation: str, name: str) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
     """Registers a case under the number of its report and a short name."""
 
     def register(case: Callable[[], Case]) -> Callable[[], Case]:
-        _CASES[operation][name] = case
+        _CASES.setdefault(operation, {})[name] = case
         return case
 
     return register
@@ -348,3 +345,110 @@ def tokens_255() -> Case:
 def tokens_256() -> Case:
     """Report 28, 16 full pages: right."""
     return _sixteen_pages(256)
+
+
+# ---- the indexer's gather: 8, 9, 10, 14, 19, 29 and 35 -------------------------------------------
+
+
+def _indexer(
+    *starts: int,
+    table: Values,
+    num_pages: int,
+    page_stride_bytes: int = 8448,
+    **sizes: int,
+) -> Case:
+    """Pages of 64 tokens of 128 key bytes and one scale: 8,448 bytes."""
+    requests, tokens = len(starts) - 1, sizes.pop("num_tokens", starts[-1])
+    return Case(
+        operation="cp_gather_indexer_k_quant_cache",
+        sizes={
+            "num_requests": requests,
+            "num_tokens": tokens,
+            "page_size_tokens": 64,
+            "num_pages": num_pages,
+            "table_width": 1,
+            "table_row_stride": 1,
+            "page_stride_bytes": page_stride_bytes,
+            "dst_k_rows": tokens,
+            "dst_k_row_stride_bytes": 128,
+            "dst_scale_rows": tokens,
+            "dst_scale_row_stride_bytes": 4,
+            "head_dim": 128,
+            "quant_block": 128,
+            "page_layout": 0,
+            "has_terminal": 1,
+            **sizes,
+        },
+        values={
+            "block_table": table,
+            "starts": Values.literal(*starts),
+            "counts": Values.literal(0, 0),
+        },
+    )
+
+
+def _packed(page: int, page_stride_bytes: int) -> Case:
+    table = Values.literal(page)
+    return _indexer(0, 1, table=table, num_pages=page + 1, page_stride_bytes=page_stride_bytes)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "8-packed-pool-good")
+def packed_pool_good() -> Case:
+    """Report 8: page 2,065 of a pool of 1,039,680 bytes a page begins below 2^31."""
+    return _packed(2065, 1_039_680)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "8-packed-pool-bad")
+def packed_pool_bad() -> Case:
+    """Report 8: page 2,066 of a pool of 1,039,680 bytes a page is the first to wrap."""
+    return _packed(2066, 1_039_680)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "9-packed-pool-good")
+def silent_pool_good() -> Case:
+    """Report 9: page 2,142 of a pool of 1,002,240 bytes a page is right."""
+    return _packed(2142, 1_002_240)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "9-packed-pool-bad")
+def silent_pool_bad() -> Case:
+    """Report 9: page 2,143 of a pool of 1,002,240 bytes a page reads zeros."""
+    return _packed(2143, 1_002_240)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "10-scale-offset-good")
+def scale_offset_good() -> Case:
+    """Report 10: page 8,191 at a scale stride of 262,144 floats begins below element 2^31."""
+    return _packed(8191, 4 * 262_144)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "10-scale-offset-bad")
+def scale_offset_bad() -> Case:
+    """Report 10: page 8,192 at a scale stride of 262,144 floats begins at element 2^31."""
+    return _packed(8192, 4 * 262_144)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "14-column-slice")
+def indexer_column_slice() -> Case:
+    """Report 14: rows lie 4 columns apart, of which one belongs to the table."""
+    return _indexer(0, 2, 4, 6, table=Values("identity"), num_pages=3, table_row_stride=4)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "19-uncovered-rows")
+def uncovered_rows() -> Case:
+    """Report 19: num_tokens is larger than the last start."""
+    return _indexer(0, 1, 2, table=Values("identity"), num_pages=2, num_tokens=4)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "29-empty-among-others")
+def indexer_empty_requests() -> Case:
+    """Report 29: requests without rows, first, last and between two that have some."""
+    return _indexer(0, 0, 3, 3, 5, 5, table=Values("identity"), num_pages=5)
+
+
+@_reported("cp_gather_indexer_k_quant_cache", "35-padded-pages")
+def padded_pages() -> Case:
+    """Report 35, on the reader's side: pages of 8,448 bytes lie 8,640 apart."""
+    return _indexer(
+        0, 64, 128, table=Values("reversed"), num_pages=2, page_stride_bytes=8640, page_layout=1
+    )

@@ -1,0 +1,422 @@
+// (d) cp_gather_indexer_k_quant_cache: raw copy of quantised keys and their scales through a block table.
+//
+// As in every operation's file: the ABI fragment; what the launchers refuse; the struct that kernels get, all
+// views and index types; device code shared by the schedules; one section a schedule; the launchers.
+
+#include <algorithm>
+
+#include "common/launch.h"
+#include "common/object.h"
+#include "common/refusals.h"
+#include "common/row_map.h"
+#include "common/vectors.h"
+
+extern "C" {
+// pagefuzz-abi: begin
+
+typedef struct pf_cp_gather_indexer_k_quant_cache_args {
+  int64_t struct_bytes;      /* sizeof(pf_cp_gather_indexer_k_quant_cache_args) */
+  pf_array src;              /* [num_pages, page_size_tokens, head_dim + 4 * groups] u8: rank 3; of a page all
+                                key bytes come first, then all scales */
+  pf_array dst_k;            /* [dst_k_rows, head_dim] u8, e4m3 or e5m2: rank 2 */
+  pf_array dst_scale;        /* [dst_scale_rows, groups] f32, groups = head_dim / quant_block: rank 2 */
+  pf_array block_table;      /* [num_requests, table_width] int32: rank 2 */
+  pf_array starts;           /* [num_requests (+ 1 with has_terminal)] int32: rank 1 */
+  pf_array seq_starts;       /* [num_requests] int32, optional: rank 1 */
+  pf_array counts;           /* [2] int64 (padding, skipped), optional: rank 1 */
+  int64_t num_requests;
+  int64_t num_tokens;        /* rows the launch may write */
+  int64_t page_size_tokens;  /* a multiple of 16 with page_layout 1 */
+  int64_t num_pages;
+  int64_t table_width;
+  int64_t table_row_stride;  /* elements */
+  int64_t page_stride_bytes; /* a multiple of 4, at least page_size_tokens * (head_dim + 4 * groups) */
+  int64_t dst_k_rows;
+  int64_t dst_k_row_stride_bytes;
+  int64_t dst_scale_rows;
+  int64_t dst_scale_row_stride_bytes; /* a multiple of 4 */
+  int64_t head_dim;          /* key bytes of a token: a multiple of 16, up to 1024 */
+  int64_t quant_block;       /* key bytes that share a scale: divides head_dim */
+  int64_t page_layout;       /* 0: flat; 1: tiles of 16 tokens x 16 bytes */
+  int64_t has_terminal;      /* 0 or 1: starts[num_requests] is readable and ends the last request */
+  void *stream;
+} pf_cp_gather_indexer_k_quant_cache_args;
+
+/* schedule: page
+ * contains: yes
+ * summary: one logical page at a time, table looked up once a page, wide copies
+ */
+int pf_cp_gather_indexer_k_quant_cache_page(const pf_cp_gather_indexer_k_quant_cache_args *args,
+                                            pf_message *message);
+
+/* schedule: token
+ * contains: yes
+ * summary: one token per thread group, binary search over starts
+ */
+int pf_cp_gather_indexer_k_quant_cache_token(const pf_cp_gather_indexer_k_quant_cache_args *args,
+                                             pf_message *message);
+
+// pagefuzz-abi: end
+}
+
+namespace {
+
+using Args = pf_cp_gather_indexer_k_quant_cache_args;
+using pf::index32;
+using pf::index64;
+
+// Ids of the buffers: positions of the pf_arrays in Args.
+enum Buffer : int { kSrc, kDstK, kDstScale, kBlockTable, kStarts, kSeqStarts, kCounts };
+
+enum Counter : int { kPadding, kSkipped };
+
+constexpr int64_t kTile = 16;  // tokens, and key bytes of each, in a tile of page_layout 1
+constexpr int64_t kScaleBytes = 4;
+constexpr int kThreads = 256;
+
+// ---- launchers' side --------------------------------------------------------------------------------
+
+int64_t scale_bytes(const Args& a) { return a.head_dim / a.quant_block * kScaleBytes; }
+
+bool acceptable(const Args& a, pf_message* message) {
+  pf::say(message, "");
+  pf::Refusals refusals(message);
+
+  const bool scalars =
+      refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
+      refusals.require(a.head_dim >= 16 && a.head_dim <= 1024 && a.head_dim % 16 == 0,
+                       "head_dim is {}, it must be a multiple of 16 in 16..1024", a.head_dim) &&
+      refusals.require(a.quant_block > 0 && a.head_dim % a.quant_block == 0,
+                       "quant_block is {}, it must divide head_dim = {}", a.quant_block, a.head_dim) &&
+      refusals.in_range("page_layout", a.page_layout, 0, 1) &&
+      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.require(a.page_layout == 0 || a.page_size_tokens % kTile == 0,
+                       "page_size_tokens is {}, page_layout 1 needs a multiple of 16", a.page_size_tokens) &&
+      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
+      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
+      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
+      refusals.require(a.num_tokens <= a.dst_k_rows, "num_tokens is {}, dst_k has only {} rows", a.num_tokens,
+                       a.dst_k_rows) &&
+      refusals.require(a.num_tokens <= a.dst_scale_rows, "num_tokens is {}, dst_scale has only {} rows",
+                       a.num_tokens, a.dst_scale_rows);
+  if (!scalars) return false;
+
+  const bool has_seq_starts = !pf::absent(a.seq_starts);
+  const bool has_counts = !pf::absent(a.counts);
+  const bool types =
+      refusals.rank("src", a.src, 3) && refusals.dtype("src", a.src, PF_U8) &&
+      refusals.rank("dst_k", a.dst_k, 2) && refusals.element_size("dst_k", a.dst_k, 1) &&
+      refusals.rank("dst_scale", a.dst_scale, 2) && refusals.dtype("dst_scale", a.dst_scale, PF_F32) &&
+      refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
+      refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
+      (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
+                           refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
+      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+  if (!types) return false;
+
+  // The stride of a dimension of size <= 1 is never looked at.
+  const bool many_requests = a.num_requests > 1;
+  const bool many_pages = a.num_pages > 1;
+  const bool many_k_rows = a.dst_k_rows > 1;
+  const bool many_scale_rows = a.dst_scale_rows > 1;
+  const int64_t page_bytes = a.page_size_tokens * (a.head_dim + scale_bytes(a));
+  const bool strides =
+      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
+                       refusals.require(a.page_stride_bytes >= page_bytes,
+                                        "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
+                                        page_bytes))) &&
+      (!many_k_rows || (refusals.stride("dst_k_row_stride_bytes", a.dst_k_row_stride_bytes, 1) &&
+                        refusals.require(a.dst_k_row_stride_bytes >= a.head_dim,
+                                         "dst_k_row_stride_bytes is {}: rows of {} bytes would overlap",
+                                         a.dst_k_row_stride_bytes, a.head_dim))) &&
+      (!many_scale_rows ||
+       (refusals.stride("dst_scale_row_stride_bytes", a.dst_scale_row_stride_bytes, kScaleBytes) &&
+        refusals.require(a.dst_scale_row_stride_bytes >= scale_bytes(a),
+                         "dst_scale_row_stride_bytes is {}: rows of {} bytes would overlap",
+                         a.dst_scale_row_stride_bytes, scale_bytes(a))));
+  if (!strides) return false;
+
+  using pf::Extent;
+  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
+  const Extent k_rows = many_k_rows ? Extent(a.num_tokens - 1) * a.dst_k_row_stride_bytes : Extent(0);
+  const Extent scale_rows =
+      many_scale_rows ? Extent(a.num_tokens - 1) * a.dst_scale_row_stride_bytes : Extent(0);
+  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
+  const bool no_requests = a.num_requests == 0;
+  const bool no_tokens = a.num_tokens == 0;
+  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + page_bytes) &&
+         refusals.extent("dst_k", a.dst_k, no_tokens ? 0 : k_rows + a.head_dim) &&
+         refusals.extent("dst_scale", a.dst_scale, no_tokens ? 0 : scale_rows + scale_bytes(a)) &&
+         refusals.extent("block_table", a.block_table,
+                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
+         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
+         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
+         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
+         refusals.base("src", a.src, 4) && refusals.base("dst_k", a.dst_k, 1) &&
+         refusals.base("dst_scale", a.dst_scale, kScaleBytes) &&
+         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
+         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("counts", a.counts, 8) &&
+         refusals.disjoint("dst_k", a.dst_k, "src", a.src) &&
+         refusals.disjoint("dst_k", a.dst_k, "block_table", a.block_table) &&
+         refusals.disjoint("dst_k", a.dst_k, "starts", a.starts) &&
+         refusals.disjoint("dst_k", a.dst_k, "seq_starts", a.seq_starts) &&
+         refusals.disjoint("dst_k", a.dst_k, "counts", a.counts) &&
+         refusals.disjoint("dst_scale", a.dst_scale, "src", a.src) &&
+         refusals.disjoint("dst_scale", a.dst_scale, "block_table", a.block_table) &&
+         refusals.disjoint("dst_scale", a.dst_scale, "starts", a.starts) &&
+         refusals.disjoint("dst_scale", a.dst_scale, "seq_starts", a.seq_starts) &&
+         refusals.disjoint("dst_scale", a.dst_scale, "counts", a.counts);
+}
+
+bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
+
+// What every schedule's kernel gets.
+struct Gather {
+  pf::ReadBytes<kSrc> src;
+  pf::WriteBytes<kDstK> dst_k;
+  pf::WriteBytes<kDstScale> dst_scale;
+  pf::ReadView<int32_t, kBlockTable> block_table;
+  pf::RowMap<kStarts, kSeqStarts> map;
+  pf::CounterView<kCounts> counts;
+  index64 num_pages;
+  index64 table_width;
+  index64 table_row_stride;
+  index64 page_stride_bytes;
+  index64 k_row_stride_bytes;
+  index64 scale_row_stride_bytes;
+  index64 head_dim;
+  index64 groups;  // scales of a token
+  bool tiled;      // page_layout 1
+};
+
+// Ignored strides count as 0: there is but one row, or page, to be at.
+int64_t page_stride_bytes(const Args& a) { return a.num_pages > 1 ? a.page_stride_bytes : 0; }
+int64_t k_row_stride_bytes(const Args& a) { return a.dst_k_rows > 1 ? a.dst_k_row_stride_bytes : 0; }
+int64_t scale_row_stride_bytes(const Args& a) { return a.dst_scale_rows > 1 ? a.dst_scale_row_stride_bytes : 0; }
+
+Gather gather_of(const Args& a) {
+  return {
+      .src = pf::ReadBytes<kSrc>(a.src),
+      .dst_k = pf::WriteBytes<kDstK>(a.dst_k),
+      .dst_scale = pf::WriteBytes<kDstScale>(a.dst_scale),
+      .block_table = pf::ReadView<int32_t, kBlockTable>(a.block_table),
+      .map = {.starts = pf::ReadView<int32_t, kStarts>(a.starts),
+              .seq_starts = pf::ReadView<int32_t, kSeqStarts>(a.seq_starts),
+              .num_requests = a.num_requests,
+              .num_tokens = a.num_tokens,
+              .page_size_tokens = a.page_size_tokens,
+              .has_terminal = a.has_terminal == 1},
+      .counts = pf::CounterView<kCounts>(a.counts),
+      .num_pages = a.num_pages,
+      .table_width = a.table_width,
+      .table_row_stride = a.num_requests > 1 ? a.table_row_stride : 0,
+      .page_stride_bytes = page_stride_bytes(a),
+      .k_row_stride_bytes = k_row_stride_bytes(a),
+      .scale_row_stride_bytes = scale_row_stride_bytes(a),
+      .head_dim = a.head_dim,
+      .groups = a.head_dim / a.quant_block,
+      .tiled = a.page_layout == 1,
+  };
+}
+
+// Of one access to keys. No more than kTile, which divides head_dim and every offset inside a page.
+int vector_bytes(const Args& a) {
+  const int64_t addends = page_stride_bytes(a) | k_row_stride_bytes(a) | kTile;
+  return pf::widest_vector_bytes(static_cast<uint64_t>(addends) | reinterpret_cast<uintptr_t>(a.src.data) |
+                                 reinterpret_cast<uintptr_t>(a.dst_k.data));
+}
+
+// A CTA as large as `tokens` tokens can use: a row of threads (x) copies a token's keys.
+dim3 block_shape(const Args& a, int64_t tokens, int64_t most_lanes) {
+  const int64_t vectors_per_token = a.head_dim / vector_bytes(a);
+  const int64_t threads = pf::power_of_two_at_least(vectors_per_token * tokens, 32, kThreads);
+  const int64_t lanes = pf::power_of_two_at_least(vectors_per_token, 1, std::min(threads, most_lanes));
+  return dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(threads / lanes));
+}
+
+// ---- device side, shared by the schedules -----------------------------------------------------------
+
+__device__ __forceinline__ void count(const Gather& g, Counter which, index64 amount) {
+  if (g.counts.present()) g.counts.add(which, amount);
+}
+
+// The physical page behind (request, page < table_width); -1 if there is none, which one thread counts.
+__device__ __forceinline__ index64 physical_page(const Gather& g, index64 request, index64 page, bool counts_it) {
+  const int32_t id = g.block_table.load(request * g.table_row_stride + page);
+  if (id >= 0 && id < g.num_pages) return id;
+  if (counts_it) count(g, id == -1 ? kPadding : kSkipped, 1);
+  return -1;
+}
+
+// Where a page's keys and its scales begin.
+struct PageBytes {
+  index64 keys;
+  index64 scales;
+};
+
+__device__ __forceinline__ PageBytes page_bytes(const Gather& g, index64 physical) {
+  const index64 keys = physical * g.page_stride_bytes;
+  const index64 scales = physical * g.page_stride_bytes + g.map.page_size_tokens * g.head_dim;
+  return {keys, scales};
+}
+
+// Where byte `at` of a slot's keys lies, from the first byte of its page.
+__device__ __forceinline__ index64 key_offset(const Gather& g, index64 slot, index64 at) {
+  if (!g.tiled) return slot * g.head_dim + at;
+  return slot / kTile * kTile * g.head_dim + at / kTile * (kTile * kTile) + slot % kTile * kTile + at % kTile;
+}
+
+// A token's keys, by a row of threads.
+template <class Vector>
+__device__ __forceinline__ void copy_keys(const Gather& g, index64 row, index64 keys, index64 slot) {
+  constexpr int64_t kVectorBytes = sizeof(Vector);
+  const index64 to = row * g.k_row_stride_bytes;
+  const index64 step = index64(blockDim.x) * kVectorBytes;
+  for (index64 at = index64(threadIdx.x) * kVectorBytes; at < g.head_dim; at += step) {
+    g.dst_k.store<Vector>(to + at, g.src.load<Vector>(keys + key_offset(g, slot, at)));
+  }
+}
+
+// Scales [first, last) of a run of tokens, `first` and every `step`-th after it. `scales` is where those of
+// the run's first token lie.
+__device__ __forceinline__ void copy_scales(const Gather& g, index64 row, index64 scales, index64 first,
+                                            index64 last, index64 step) {
+  for (index64 word = first; word < last; word += step) {
+    const index64 to = (row + word / g.groups) * g.scale_row_stride_bytes + word % g.groups * kScaleBytes;
+    g.dst_scale.store<uint32_t>(to, g.src.load<uint32_t>(scales + word * kScaleBytes));
+  }
+}
+
+// ---- schedule: page ---------------------------------------------------------------------------------
+
+// A task is one logical page of one request, as in pf::RowMap; every thread finds its owner by itself.
+template <class Vector>
+__global__ void __launch_bounds__(kThreads) gather_pages(Gather g) {
+  const index64 thread = index64(threadIdx.y) * blockDim.x + threadIdx.x;
+  const bool counts_task = thread == 0;
+  const index64 stride = gridDim.x;
+  const index64 first = g.map.first_task(0);
+  const index64 last = g.map.first_task(g.map.num_requests);
+  index64 task = first + blockIdx.x;
+  while (task < last) {
+    const pf::TaskOwner owner = g.map.owner(task, first, last);
+    const pf::RequestSpan span = g.map.span(owner.request);
+    const index64 nth = task - owner.task_begin;
+    const index64 page = span.page_begin + nth;
+    const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.table_width));
+    if (span.empty() || !span.placed || page >= readable_end) {
+      // Nothing to copy from here to the request's last task. The first such task counts for all.
+      if (counts_task && !span.empty()) {
+        if (!span.placed) {
+          if (nth == 0) count(g, kSkipped, 1);
+        } else if (page == readable_end && page < span.page_end) {
+          count(g, kSkipped, span.page_end - page);
+        }
+      }
+      task += (owner.task_end - task + stride - 1) / stride * stride;
+      continue;
+    }
+    const index64 physical = physical_page(g, owner.request, page, counts_task);
+    if (physical >= 0) {
+      const PageBytes from = page_bytes(g, physical);
+      const pf::PageSlice slice = g.map.slice(span, page);
+      for (index64 token = threadIdx.y; token < slice.token_count; token += blockDim.y) {
+        copy_keys<Vector>(g, slice.row_begin + token, from.keys, slice.slot_begin + token);
+      }
+      copy_scales(g, slice.row_begin, from.scales + slice.slot_begin * g.groups * kScaleBytes, thread,
+                  slice.token_count * g.groups, index64(blockDim.x) * blockDim.y);
+    }
+    task += stride;
+  }
+}
+
+// ---- schedule: token --------------------------------------------------------------------------------
+
+// The last request that begins at or before `row`. Where starts decrease this still finds the owner of any
+// row below the least start after the decrease: up to there starts increase, and later ones lie above it.
+__device__ __forceinline__ index64 request_of(const Gather& g, index64 row) {
+  index64 found = 0;
+  index64 above = g.map.num_requests;
+  while (found + 1 < above) {
+    const index64 middle = (found + above) / 2;
+    if (g.map.row_boundary(middle) <= row) {
+      found = middle;
+    } else {
+      above = middle;
+    }
+  }
+  return found;
+}
+
+// A row of threads has one token at a time. The first row of a logical page counts for the page.
+template <class Vector>
+__global__ void __launch_bounds__(kThreads) gather_tokens(Gather g) {
+  const bool counts_row = threadIdx.x == 0;
+  const index64 groups = index64(gridDim.x) * blockDim.y;
+  const index64 end = g.map.row_boundary(g.map.num_requests);
+  index64 row = g.map.row_boundary(0) + index64(blockIdx.x) * blockDim.y + threadIdx.y;
+  while (row < end) {
+    const index64 request = request_of(g, row);
+    const pf::RequestSpan span = g.map.span(request);
+    const index64 position = span.position_begin + (row - span.row_begin);
+    if (position >= span.position_end) {  // starts decrease, and whose the row is was not found
+      row += groups;
+      continue;
+    }
+    const index64 row_end = span.row_begin + (span.position_end - span.position_begin);
+    const index64 rows_left = row_end - row;
+    if (!span.placed) {
+      if (counts_row && row == span.row_begin) count(g, kSkipped, 1);
+      row += (rows_left + groups - 1) / groups * groups;
+      continue;
+    }
+    const index64 page = position / g.map.page_size_tokens;
+    const index64 slot = position - page * g.map.page_size_tokens;
+    const bool first_of_page = row == span.row_begin || slot == 0;
+    if (page >= g.table_width) {  // and so are all pages from here on
+      const bool first_past = first_of_page && (page == g.table_width || page == span.page_begin);
+      if (counts_row && first_past) count(g, kSkipped, span.page_end - page);
+      row += (rows_left + groups - 1) / groups * groups;
+      continue;
+    }
+    const index64 physical = physical_page(g, request, page, counts_row && first_of_page);
+    if (physical >= 0) {
+      const PageBytes from = page_bytes(g, physical);
+      copy_keys<Vector>(g, row, from.keys, slot);
+      copy_scales(g, row, from.scales + slot * g.groups * kScaleBytes, threadIdx.x, g.groups, blockDim.x);
+    }
+    row += groups;
+  }
+}
+
+}  // namespace
+
+PF_EXPORT int pf_cp_gather_indexer_k_quant_cache_page(const pf_cp_gather_indexer_k_quant_cache_args* args,
+                                                      pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
+    return gather_pages<typename decltype(vector)::type>;
+  });
+  // No request touches more pages than its share of this, see pf::RowMap.
+  const int64_t tasks = args->num_tokens / args->page_size_tokens + 2 * args->num_requests;
+  const dim3 block = block_shape(*args, std::min(args->page_size_tokens, args->num_tokens), kThreads);
+  const int64_t ctas = std::min(tasks, pf::resident_ctas(static_cast<int64_t>(block.x) * block.y));
+  return pf::launch(kernel, {.grid = dim3(static_cast<unsigned>(ctas)), .block = block}, args->stream, message,
+                    gather_of(*args));
+}
+
+PF_EXPORT int pf_cp_gather_indexer_k_quant_cache_token(const pf_cp_gather_indexer_k_quant_cache_args* args,
+                                                       pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
+    return gather_tokens<typename decltype(vector)::type>;
+  });
+  const dim3 block = block_shape(*args, args->num_tokens, 32);
+  const int64_t wanted = (args->num_tokens - 1) / block.y + 1;
+  const int64_t ctas = std::min(wanted, pf::resident_ctas(static_cast<int64_t>(block.x) * block.y));
+  return pf::launch(kernel, {.grid = dim3(static_cast<unsigned>(ctas)), .block = block}, args->stream, message,
+                    gather_of(*args));
+}
