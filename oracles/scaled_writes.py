@@ -2,11 +2,12 @@
 
 Decisions where contracts.md is open, beside those of all writers (`oracles/writes.py`):
 
-* kv_dtype is 0 (auto), 10 (E4M3) or 11 (E5M2), input_dtype 7 (F16), 8 (BF16) or 9 (F32): the dtype
-  codes of the ABI. Every input has input_dtype; caches have it too with auto, and with fp8 are U8
-  or the format's own dtype.
-* With auto nothing of a scale is looked at: not its pointer, extent, dtype or rank, nor where it
-  lies. With fp8 it is required: F32, of rank 1, with an alignment of 4.
+* kv_dtype is 0 (auto), 1 (fp8_e4m3) or 2 (fp8_e5m2); input_dtype is the code of F32, F16 or BF16.
+  Every input has that dtype; caches have it too with auto, and with fp8 are of the fp8 type or U8,
+  since engines keep such caches as bytes.
+* A scale is F32 of rank 1. Given, it is examined whatever kv_dtype is, like any optional buffer;
+  with fp8 it must be given, even if there is nothing to do, and is readable in every launch that
+  has a token.
 * `values` holds the bits of each scale as an int32.
 """
 
@@ -21,12 +22,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from pagefuzz.oracles import contents, index_values
-from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.cells import Rows, Slots
 from pagefuzz.oracles.expectation import Refusal
 from pagefuzz.oracles.fp8 import FP8_MAX, Float32s, fp8_table, from_bf16, from_fp16, quantise_fp8
 from pagefuzz.oracles.layout import Bytes, Dtype, Image, Plan
-from pagefuzz.oracles.refusals import Found, check_dtype, check_rank
+from pagefuzz.oracles.refusals import Found, check_dtype, check_rank, is_absent
 from pagefuzz.oracles.rows import Int64s
 from pagefuzz.oracles.scaled_values import shaped
 from pagefuzz.oracles.write_text import dtype_text
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     import torch
 
 AUTO = 0
-KV_DTYPES = (AUTO, int(Dtype.E4M3), int(Dtype.E5M2))
+#: kv_dtype -> type of the codes.
+CODES = {1: Dtype.E4M3, 2: Dtype.E5M2}
+KV_DTYPES = (AUTO, *CODES)
 INPUT_DTYPES = (int(Dtype.F16), int(Dtype.BF16), int(Dtype.F32))
 _NAN_CODE = 0x7F
 
@@ -68,17 +70,19 @@ class ScaledWrite(WriteOperation):
 
     def fp8(self, sizes: Mapping[str, int]) -> Dtype | None:
         """The format of the codes; None with auto. That of a refused case may be none: auto."""
-        known = sizes["kv_dtype"] in KV_DTYPES[1:]
-        return Dtype(sizes["kv_dtype"]) if known else None
+        return CODES.get(sizes["kv_dtype"])
 
     def cache_dtype(self, sizes: Mapping[str, int]) -> Dtype:
-        return Dtype.U8 if self.fp8(sizes) else self.input_dtype(sizes)
+        return self.fp8(sizes) or self.input_dtype(sizes)
 
     def computed_dtype(self, plan: Plan) -> Dtype | None:
         return self.fp8(plan.arguments)
 
     def scalars(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        return dict.fromkeys(self.scales, 4 * self.scale_count(sizes) if self.fp8(sizes) else 0)
+        return dict.fromkeys(self.scales, 4 * self.scale_count(sizes))
+
+    def reads_scalars(self, sizes: Mapping[str, int]) -> bool:
+        return self.fp8(sizes) is not None
 
     def types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         types: dict[str, tuple[int, int]] = {
@@ -107,9 +111,12 @@ class ScaledWrite(WriteOperation):
             elif known_input and a["kv_dtype"] == AUTO:
                 check_dtype(found, buffers[cells.name], (self.input_dtype(a),))
             check_rank(found, buffers[cells.name], self.cache_rank)
-        for name in self.scales if fp8 else ():
-            check_dtype(found, buffers[name], (Dtype.F32,))
-            check_rank(found, buffers[name], 1)
+        for name in self.scales:
+            if not is_absent(buffers[name]):
+                check_dtype(found, buffers[name], (Dtype.F32,))
+                check_rank(found, buffers[name], 1)
+            elif fp8 is not None:
+                found.append(Refusal("null_scale", f"{name} is null, fp8 codes need it"))
 
     # ---- contents --------------------------------------------------------------------------------
 
@@ -118,13 +125,9 @@ class ScaledWrite(WriteOperation):
     ) -> dict[str, Image]:
         images = {}
         fp8 = self.fp8(sizes)
+        count = self.scale_count(sizes)
         for name in self.scales:
-            if name not in plan.case.values:
-                if fp8:
-                    raise CaseError(f"values of {self.name} needs {name!r} with an fp8 kv_dtype")
-                continue
-            count = self.scale_count(sizes) if fp8 else 0
-            if not fp8 or (slots is None and count not in range(index_values.MAX_ELEMENTS)):
+            if name not in plan.case.values or (slots is None and count not in range(2**16)):
                 continue
             bits = index_values.vector(plan.case.values[name], count, index_values.INT32, name)
             images[name] = Image.of_elements(
@@ -209,7 +212,7 @@ class ScaledWrite(WriteOperation):
 
     def payload_text(self, plan: Plan) -> str:
         a = plan.arguments
-        kind = "auto" if a["kv_dtype"] == AUTO else dtype_text(a["kv_dtype"])
+        kind = "auto" if a["kv_dtype"] == AUTO else dtype_text(CODES.get(a["kv_dtype"], 0))
         parts = [f"{dtype_text(a['input_dtype'])} -> {kind}"]
         for name in self.scales:
             image = plan.buffers[name].image

@@ -95,7 +95,10 @@ class WriteOperation(WriteText):
 
     @abstractmethod
     def scalars(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Bytes of every other read-only buffer (scales), 0 if it is not looked at."""
+        """Bytes of every other, optional read-only buffer (scales), as if present."""
+
+    @abstractmethod
+    def reads_scalars(self, sizes: Mapping[str, int]) -> bool: ...
 
     @abstractmethod
     def types(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -234,19 +237,19 @@ class WriteOperation(WriteText):
                     )
                 )
         self.own_refusals(found, plan)
-        scalars = {name: 4 for name, needed in self.scalars(laid).items() if needed}
+        optional = ("counts", *self.scalars(laid))
+        absent = [name for name in optional if is_absent(buffers[name])]
+        scalars = dict.fromkeys(self.scalars(laid), 4)
         units = {rows.name: rows.element_bytes for rows in inputs}
         units |= {cells.name: cells.element_bytes for cells in caches} | scalars
         for name, unit in {**units, "slot_mapping": 8, "counts": 8}.items():
             check_pointer(found, plan, name, unit)
         for name in ("slot_mapping", "counts"):
-            if name == "slot_mapping" or not is_absent(buffers[name]):
+            if name not in absent:
                 check_dtype(found, buffers[name], (Dtype.I64,))
                 check_rank(found, buffers[name], 1)
         if measurable:
-            required = {n: b for n, b in self.required(a).items() if b or n not in self.scalars(a)}
-            if is_absent(buffers["counts"]):
-                required["counts"] = 0
+            required = self.required(a) | dict.fromkeys(absent, 0)
             check_extents(found, plan, required)
             for cells in caches:
                 if not cells.nests(a):
@@ -348,7 +351,7 @@ class WriteOperation(WriteText):
         """Everything but the caches, of a launch that has tokens."""
         a = plan.arguments
         out = {"slot_mapping": Footprint(IntervalSet([0], [8 * a["num_tokens"]]))}
-        for name, needed in self.scalars(a).items():
+        for name, needed in self.scalars(a).items() if self.reads_scalars(a) else ():
             out[name] = Footprint(IntervalSet([0], [needed]))
         for rows in self.inputs(a):
             runs = IntervalSet.of_runs(token * rows.stride_bytes(a), rows.row_bytes)

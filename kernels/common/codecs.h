@@ -10,8 +10,11 @@
 
 namespace pf {
 
-/// kv_dtype of a writer's or reader's arguments: 0, or the dtype code of the fp8 format.
-inline constexpr int64_t kAuto = 0;
+/// kv_dtype of a writer's arguments.
+enum KvDtype : int64_t { kAuto = 0, kFp8E4M3 = 1, kFp8E5M2 = 2 };
+
+/// The dtype code of the format.
+inline int32_t fp8_dtype(int64_t kv_dtype) { return kv_dtype == kFp8E4M3 ? PF_E4M3 : PF_E5M2; }
 
 /// fp32 of the bits of an element.
 struct FromF32 {
@@ -73,7 +76,7 @@ auto by_codec(int64_t kv_dtype, int64_t input_dtype, Addends addends, Choose cho
     using From = decltype(from);
     constexpr int kWide = 16 / static_cast<int>(sizeof(typename From::Element));
     const bool wide = addends.read % 16 == 0 && addends.written % kWide == 0;
-    if (kv_dtype == PF_E4M3) {
+    if (kv_dtype == kFp8E4M3) {
       return wide ? choose(QuantiseCodec<E4M3, From, kWide>{}) : choose(QuantiseCodec<E4M3, From, 1>{});
     }
     return wide ? choose(QuantiseCodec<E5M2, From, kWide>{}) : choose(QuantiseCodec<E5M2, From, 1>{});

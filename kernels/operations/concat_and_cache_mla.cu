@@ -17,9 +17,9 @@ typedef struct pf_concat_and_cache_mla_args {
   pf_array kv_c;             /* [kv_c_rows, kv_c_elements] of input_dtype: rank 2 */
   pf_array k_pe;             /* [k_pe_rows, k_pe_elements] of input_dtype: rank 2 */
   pf_array slot_mapping;     /* [num_tokens] int64: rank 1 */
-  pf_array scale;            /* [1] f32: rank 1; not looked at with kv_dtype 0 */
+  pf_array scale;            /* [1] f32: rank 1, optional with kv_dtype 0 and not read then */
   pf_array cache;            /* [num_pages, page_size_tokens, kv_c_elements + k_pe_elements]: rank 3; of
-                                input_dtype with kv_dtype 0, else u8 or the fp8 format's */
+                                input_dtype with kv_dtype 0, else u8 or the fp8 type */
   pf_array counts;           /* [2] int64 (padding, skipped), optional: rank 1 */
   int64_t num_tokens;        /* length of slot_mapping */
   int64_t kv_c_rows;         /* at least num_tokens */
@@ -33,7 +33,7 @@ typedef struct pf_concat_and_cache_mla_args {
   int64_t page_stride_bytes;
   int64_t slot_stride_bytes;
   int64_t input_dtype;       /* PF_F32, PF_F16 or PF_BF16: of both inputs, and of the cache with kv_dtype 0 */
-  int64_t kv_dtype;          /* 0: as the input; PF_E4M3 or PF_E5M2: fp8 codes of value / scale */
+  int64_t kv_dtype;          /* 0: auto, as the input; codes of value / scale in 1: fp8_e4m3, 2: fp8_e5m2 */
   void *stream;
 } pf_concat_and_cache_mla_args;
 
@@ -66,9 +66,7 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(a.kv_dtype == pf::kAuto || a.kv_dtype == PF_E4M3 || a.kv_dtype == PF_E5M2,
-                       "kv_dtype is {}, it must be 0 (auto), {} (e4m3) or {} (e5m2)", a.kv_dtype, int{PF_E4M3},
-                       int{PF_E5M2}) &&
+      refusals.in_range("kv_dtype", a.kv_dtype, pf::kAuto, pf::kFp8E5M2) &&
       refusals.require(a.input_dtype == PF_F32 || a.input_dtype == PF_F16 || a.input_dtype == PF_BF16,
                        "input_dtype is {}, it must be {} (f16), {} (bf16) or {} (f32)", a.input_dtype, int{PF_F16},
                        int{PF_BF16}, int{PF_F32}) &&
@@ -83,15 +81,17 @@ bool acceptable(const Args& a, pf_message* message) {
   if (!scalars) return false;
 
   const bool scaled = a.kv_dtype != pf::kAuto;
+  const bool has_scale = !pf::absent(a.scale);
   const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("kv_c", a.kv_c, 2) && refusals.rank("k_pe", a.k_pe, 2) && refusals.rank("cache", a.cache, 3) &&
       refusals.dtype("kv_c", a.kv_c, static_cast<int32_t>(a.input_dtype)) &&
       refusals.dtype("k_pe", a.k_pe, static_cast<int32_t>(a.input_dtype)) &&
-      (scaled ? a.cache.dtype == PF_U8 || refusals.dtype("cache", a.cache, static_cast<int32_t>(a.kv_dtype))
+      (scaled ? a.cache.dtype == PF_U8 || refusals.dtype("cache", a.cache, pf::fp8_dtype(a.kv_dtype))
               : refusals.dtype("cache", a.cache, static_cast<int32_t>(a.input_dtype))) &&
       refusals.rank("slot_mapping", a.slot_mapping, 1) && refusals.dtype("slot_mapping", a.slot_mapping, PF_I64) &&
-      (!scaled || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
+      refusals.require(has_scale || !scaled, "scale is null, with kv_dtype {} it must be given", a.kv_dtype) &&
+      (!has_scale || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
       (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
   if (!types) return false;
 
@@ -112,18 +112,18 @@ bool acceptable(const Args& a, pf_message* message) {
   return refusals.extent("kv_c", a.kv_c, pf::extent_of(kv_c, a.kv_c_elements * in)) &&
          refusals.extent("k_pe", a.k_pe, pf::extent_of(k_pe, a.k_pe_elements * in)) &&
          refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&
-         (!scaled || refusals.extent("scale", a.scale, 4)) &&
+         (!has_scale || refusals.extent("scale", a.scale, 4)) &&
          refusals.extent("cache", a.cache, pf::extent_of(cache, entry)) &&
          (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("kv_c", a.kv_c, in) &&
          refusals.base("k_pe", a.k_pe, in) && refusals.base("slot_mapping", a.slot_mapping, 8) &&
-         (!scaled || refusals.base("scale", a.scale, 4)) && refusals.base("cache", a.cache, out) &&
+         refusals.base("scale", a.scale, 4) && refusals.base("cache", a.cache, out) &&
          refusals.base("counts", a.counts, 8) &&
          refusals.require(pf::nests(cache, entry),
                           "cache does not nest: with strides of {} and {} bytes entries of {} bytes overlap",
                           a.page_stride_bytes, a.slot_stride_bytes, entry) &&
          refusals.disjoint("cache", a.cache, "kv_c", a.kv_c) && refusals.disjoint("cache", a.cache, "k_pe", a.k_pe) &&
          refusals.disjoint("cache", a.cache, "slot_mapping", a.slot_mapping) &&
-         (!scaled || refusals.disjoint("cache", a.cache, "scale", a.scale)) &&
+         refusals.disjoint("cache", a.cache, "scale", a.scale) &&
          refusals.disjoint("cache", a.cache, "counts", a.counts);
 }
 
