@@ -237,8 +237,8 @@ def lies(draw: st.DrawFn, surface: Surface) -> Case:
     """The surface's case with one lie told, in 2 draws.
 
     Every reason is as likely as any other; a reason that the case cannot have gives way to a wrong
-    page_size_tokens. Shrinks towards the first reason (a wrong dtype) and the first of its lies (that
-    of the first buffer).
+    page_size_tokens. Shrinks towards the first reason (a wrong dtype) and the first of its lies
+    (that of the first buffer).
     """
     reasons = [reason for reason in _LIES if surface.knows(reason)] + list(surface.own)
     reason = reasons[draw(_REASONS) % len(reasons)]
