@@ -57,9 +57,9 @@ class ScaledWrite(WriteOperation):
         """Values in each scale buffer."""
 
     @abstractmethod
-    def scale_of(self, plan: Plan, rows: Rows, offsets: Int64s) -> tuple[str, Int64s]:
-        """Which scale belongs to the elements at `offsets` from an input's base: the buffer, and
-        the index in it."""
+    def scale_of(self, plan: Plan, rows: Rows, within: Int64s) -> tuple[str, Int64s]:
+        """Which scale belongs to the elements `within` bytes from the beginning of an input's row:
+        the buffer, and the index in it. Past the row: any."""
 
     # ---- arguments -------------------------------------------------------------------------------
 
@@ -148,7 +148,9 @@ class ScaledWrite(WriteOperation):
         offsets = np.unique(begin[:, None] + np.arange(0, row_bytes, unit, dtype=np.int64))
         origin = plan.buffers[rows.name].payload_origin_bytes
         payload = contents.payload_at(plan.case.seed, offsets + origin, unit)
-        name, index = self.scale_of(plan, rows, offsets)
+        # Where rows overlap an element is of several; its value is made for one of them.
+        stride = rows.stride_bytes(plan.arguments)
+        name, index = self.scale_of(plan, rows, offsets % stride if stride else offsets)
         scale = _float32s(scales[name])[index]
         return Image(offsets, shaped(payload, self.input_dtype(plan.arguments), scale, fp8))
 
@@ -162,9 +164,9 @@ class ScaledWrite(WriteOperation):
         if fp8 is None:
             return raw
         values = _widened(np.ascontiguousarray(raw), self.input_dtype(plan.arguments))
-        offsets = begin[:, None] + np.arange(values.shape[1]) * rows.element_bytes
-        name, index = self.scale_of(plan, rows, offsets.ravel())
-        scale = _float32s(plan.buffers[name].image)[index].reshape(offsets.shape)
+        within = np.arange(values.shape[1], dtype=np.int64) * rows.element_bytes
+        name, index = self.scale_of(plan, rows, within)
+        scale = _float32s(plan.buffers[name].image)[index]
         codes = quantise_fp8(values, scale, fp8)
         codes[np.isnan(fp8_table(fp8)[codes])] = _NAN_CODE
         return codes
@@ -181,7 +183,7 @@ class ScaledWrite(WriteOperation):
         dtype, out = self.input_dtype(plan.arguments), bytearray()
         for i in range(0, len(raw), rows.element_bytes):
             value = _number(raw[i : i + rows.element_bytes], dtype)
-            name, index = self.scale_of(plan, rows, at + i)
+            name, index = self.scale_of(plan, rows, np.array([i], dtype=np.int64))
             word = plan.buffers[name].image.values[int(index[0])].tobytes()
             with np.errstate(all="ignore"):
                 out.append(_code(float(value / _number(word, Dtype.F32)), fp8))
@@ -200,8 +202,8 @@ class ScaledWrite(WriteOperation):
             return torch.from_numpy(raw)
         kinds = {Dtype.F32: torch.float32, Dtype.F16: torch.float16, Dtype.BF16: torch.bfloat16}
         values = torch.from_numpy(raw).view(kinds[self.input_dtype(a)]).float()
-        offsets = begin + np.arange(len(values), dtype=np.int64) * rows.element_bytes
-        name, index = self.scale_of(plan, rows, offsets)
+        within = np.arange(len(values), dtype=np.int64) * rows.element_bytes
+        name, index = self.scale_of(plan, rows, within)
         words = torch.from_numpy(plan.buffers[name].image.values.copy()).view(torch.float32)
         quotient = values / words.ravel()[torch.from_numpy(index)]
         largest = FP8_MAX[fp8]

@@ -103,8 +103,8 @@ class ConcatAndCacheMla(ScaledWrite):
     def scale_count(self, sizes: Mapping[str, int]) -> int:
         return 1
 
-    def scale_of(self, plan: Plan, rows: Rows, offsets: Int64s) -> tuple[str, Int64s]:
-        return "scale", np.zeros_like(offsets)
+    def scale_of(self, plan: Plan, rows: Rows, within: Int64s) -> tuple[str, Int64s]:
+        return "scale", np.zeros_like(within)
 
     def encode(self, plan: Plan, token: Int64s) -> Mapping[str, Bytes]:
         parts = [self.encoded(plan, rows, token) for rows in self.inputs(plan.arguments)]
