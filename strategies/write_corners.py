@@ -212,7 +212,70 @@ def _corners(predicates: Mapping[str, _Predicate]) -> Corners:
     return {name: corner(predicate) for name, predicate in predicates.items()}
 
 
+def _dense_heads(w: Written, side: str) -> bool:
+    return w.sizes[f"{side}_head_stride_bytes"] == w.operation.caches(w.sizes)[0].run_bytes
+
+
+def _several_heads(w: Written) -> bool:
+    return w.token.size > 0 and w.sizes["num_heads"] > 1 and w.sizes["page_size_tokens"] > 1
+
+
+def _heads_first(w: Written, side: str) -> bool:
+    head, slot = (w.sizes[f"{side}_{part}_stride_bytes"] for part in ("head", "slot"))
+    return _several_heads(w) and head > slot
+
+
+def _strides_differ(w: Written) -> bool:
+    parts = ("page", "slot", "head")
+    key, value = (
+        [w.sizes[f"{side}_{part}_stride_bytes"] for part in parts] for side in ("key", "value")
+    )
+    return _several_heads(w) and w.sizes["num_pages"] > 1 and key != value
+
+
+def _furthest_head(w: Written) -> int:
+    if w.slots is None or not w.token.size:
+        return 0
+    cells = w.operation.caches(w.sizes)[0]
+    return int(cells.run_offsets(w.sizes).max())
+
+
+_HEADS: Mapping[str, _Predicate] = {
+    "heads: one": lambda w: w.token.size > 0 and w.sizes["num_heads"] == 1,
+    "heads: tokens first, dense": lambda w: _several_heads(w) and _dense_heads(w, "key"),
+    "heads: tokens first, padded": lambda w: (
+        _several_heads(w) and not _dense_heads(w, "key") and not _heads_first(w, "key")
+    ),
+    "heads: heads first": lambda w: _heads_first(w, "key"),
+    "heads: values alone heads first": lambda w: (
+        _heads_first(w, "value") and not _heads_first(w, "key")
+    ),
+    "heads: keys and values differ in strides": _strides_differ,
+    "heads: keys and values in one buffer": lambda w: (
+        w.token.size > 0 and w.plan.buffers["value_cache"].placement.over is not None
+    ),
+    "boundary: head past 2^31": lambda w: _furthest_head(w) >= LIMITS[0],
+    "boundary: head below 2^31": lambda w: LIMITS[0] - 2**21 <= _furthest_head(w) < LIMITS[0],
+    "scale: one a head": lambda w: (
+        w.token.size > 0 and w.sizes["kv_dtype"] > 0 and w.sizes["scale_count"] > 1
+    ),
+    "scale: one of keys, another of values": lambda w: (
+        w.token.size > 0
+        and w.sizes["kv_dtype"] > 0
+        and w.plan.case.values["k_scale"] != w.plan.case.values["v_scale"]
+    ),
+}
+
+
+def _refusals(*more: str) -> dict[str, _Predicate]:
+    return {f"refused: {reason}": _refusal(reason) for reason in (*_REASONS, *more)}
+
+
 def mla_corners() -> Corners:
-    """Corners of a writer of bits or fp8 codes."""
-    refused = {f"refused: {reason}": _refusal(reason) for reason in _REASONS}
-    return _corners({**_SLOTS, **_CODES, **refused})
+    """Corners of concat_and_cache_mla."""
+    return _corners({**_SLOTS, **_CODES, **_refusals()})
+
+
+def flash_corners() -> Corners:
+    """Corners of reshape_and_cache_flash."""
+    return _corners({**_SLOTS, **_CODES, **_HEADS, **_refusals("scale_count")})

@@ -133,7 +133,9 @@ class Write:
         crossing = choices.crossing
         if crossing is not None:
             unit = self.input_unit if crossing.quantity == "input row" else element_bytes
-            boundary = crossing.boundary(_room(limit_bytes), unit)
+            # Two inputs reach it together.
+            room = _room(limit_bytes) // (2 if crossing.quantity == "input row" else 1)
+            boundary = crossing.boundary(room, unit)
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
                 tokens = min(max(tokens, 2), _MOST_SCATTERED)
@@ -175,11 +177,11 @@ class Write:
         elif self.quantity == "page stride":
             last = 1 + self.crossing.extra
             pages, slot_stride = last + 1, entry
-            page_stride = self._stride_at_boundary(last, unit, further=False)
+            page_stride = self.stride_at_boundary(last, unit, further=False)
         elif self.quantity == "slot stride":
             self.page_size_tokens = size = max(2, size)
             pages, page_stride = 1 + self.crossing.extra, entry
-            slot_stride = self._stride_at_boundary(size - 1, unit)
+            slot_stride = self.stride_at_boundary(size - 1, unit)
         elif self.quantity == "slot index":
             self.page_size_tokens = size = min(size, 4)
             room = _room(self._limit)
@@ -188,7 +190,7 @@ class Write:
         self.num_pages = max(pages, 0)
         self.page_stride_bytes, self.slot_stride_bytes = page_stride, slot_stride
 
-    def _stride_at_boundary(self, index: int, alignment_bytes: int, *, further: bool = True) -> int:
+    def stride_at_boundary(self, index: int, alignment_bytes: int, *, further: bool = True) -> int:
         """The stride that puts `index` just past the boundary, or just below it."""
         stride = self.boundary.stride_bytes(index, alignment_bytes)
         if self.crossing.below:
@@ -198,7 +200,7 @@ class Write:
     def row_stride_bytes(self, row_bytes: int) -> int:
         """Of an input with rows of that size."""
         if self.quantity == "input row":
-            return self._stride_at_boundary(self.num_tokens - 1, self.input_unit)
+            return self.stride_at_boundary(self.num_tokens - 1, self.input_unit)
         padding = self.choices.row_padding
         if padding == -2:
             return 0
