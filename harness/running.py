@@ -165,7 +165,10 @@ def fixed_bytes(plan: Plan, expectation: Expectation, launches: tuple[Launch, ..
     for launch in launches:
         for name, expected in expectation.expected.items():
             size_bytes = expected.values.shape[1]
-            _, after = before_and_after(launch, plan.case.seed, name, expected.offsets, size_bytes)
+            root, begin = plan.base(name)
+            _, after = before_and_after(
+                launch, plan.case.seed, root, expected.offsets + begin, size_bytes
+            )
             if expected.free_nans is not None:
                 after = expected.free_nans.canonical(after)
             digest.update(after.tobytes())

@@ -140,12 +140,13 @@ def initial_bytes(
     """
     out = poison(buffer.role, seed, fill, begin, end)
     if buffer.role is Role.SOURCE and readable:
-        runs = readable.clipped(begin, end)
+        runs, origin = readable.clipped(begin, end), buffer.payload_origin_bytes
         if len(runs) <= _FEW_RUNS:
             for b, e in zip(runs.begin.tolist(), runs.end.tolist(), strict=True):
-                out[b - begin : e - begin] = payload(seed, b, e)
+                out[b - begin : e - begin] = payload(seed, origin + b, origin + e)
         else:
-            np.copyto(out, payload(seed, begin, end), where=runs.mask(begin, end))
+            held = payload(seed, origin + begin, origin + end)
+            np.copyto(out, held, where=runs.mask(begin, end))
     offsets, values = buffer.image.offsets, buffer.image.values
     if offsets.size:
         width = values.shape[1]
@@ -186,14 +187,15 @@ def initial_blocks(
         block = np.searchsorted(begins, inside.begin, side="right") - 1
         first = block * size_bytes + inside.begin - begins[block]
         mask = IntervalSet(first, first + inside.end - inside.begin).mask(0, flat.size)
-        np.copyto(out, payload_at(seed, begins, size_bytes), where=mask.reshape(out.shape))
+        held = payload_at(seed, begins + buffer.payload_origin_bytes, size_bytes)
+        np.copyto(out, held, where=mask.reshape(out.shape))
     offsets, values = buffer.image.offsets, buffer.image.values
     if offsets.size and begins.size:
         at = (offsets[:, None] + np.arange(values.shape[1])[None, :]).ravel()
         block = np.searchsorted(begins, at, side="right") - 1
         within = at - begins[block]
-        held = (block >= 0) & (within < size_bytes)
-        flat[(block * size_bytes + within)[held]] = values.ravel()[held]
+        inside_block = (block >= 0) & (within < size_bytes)
+        flat[(block * size_bytes + within)[inside_block]] = values.ravel()[inside_block]
     return out
 
 

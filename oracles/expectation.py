@@ -29,25 +29,33 @@ class Footprint:
     may_read: IntervalSet = field(default_factory=IntervalSet)
     must_write: IntervalSet = field(default_factory=IntervalSet)
     may_write: IntervalSet = field(default_factory=IntervalSet)  # contested bytes; counters
+    lent: IntervalSet = field(default_factory=IntervalSet)  # written by way of a buffer over it
 
     @property
     def writable(self) -> IntervalSet:
         return self.must_write.union(self.may_write)
 
+    @property
+    def changeable(self) -> IntervalSet:
+        """What may change of the buffer's memory, whoever writes it."""
+        return self.writable.union(self.lent) if self.lent else self.writable
+
 
 @dataclass(frozen=True)
 class Contested:
-    """Elements that several writers claim: each must hold its old value or one claimant's.
+    """Elements that several writers claim: each must hold one claimant's, or its old value.
 
     offsets   int64 [n], byte offsets of claimed runs in the buffer; an offset may repeat
     values    uint8 [n, run_bytes], what that claimant writes there
     element_bytes  the unit that may not be torn; divides run_bytes
+    old_allowed    whether an element may be left as it was
     free_nans      elements of `values` whose bits are free, if any; elements of element_bytes
     """
 
     offsets: npt.NDArray[np.int64]
     values: Bytes
     element_bytes: int
+    old_allowed: bool = True
     free_nans: FreeNans | None = None
 
 

@@ -104,6 +104,7 @@ class PlannedBuffer:
     dtype, rank     what the launcher is told; a plain int, since a refused case may pass nonsense
     is_null         a null pointer is passed
     image           explicit contents; every other byte is payload or poison (`contents`)
+    payload_origin_bytes  where in the case's payload stream that of this buffer begins
     """
 
     name: str
@@ -115,6 +116,7 @@ class PlannedBuffer:
     placement: Placement
     is_null: bool
     image: Image
+    payload_origin_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:

@@ -23,12 +23,17 @@ class Operation(ABC):
     summary    one line for `pagefuzz list`
     sizes      ABI names of every scalar argument, in ABI order (the stream is not one of them)
     buffers    every buffer argument, in ABI order; its position is its id in checked builds
+    counted    what each of the counter pair counts, to complete "one count for each ..."
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     sizes: ClassVar[tuple[str, ...]]
     buffers: ClassVar[tuple[BufferRole, ...]]
+    counted: ClassVar[tuple[str, str]] = (
+        "request and logical page with mapped rows that holds the padding id -1",
+        "request and logical page with mapped rows that cannot be copied",
+    )
 
     def plan(self, case: Case) -> Plan:
         """Lays a case out. Raises `CaseError` if the case names other sizes or buffers than the

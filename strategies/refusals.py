@@ -96,6 +96,10 @@ class Surface:
         """The overrides that make sizes large enough for a stride to count; empty if they are."""
         return {size: value for size in sizes if self.case.sizes[size] < value}
 
+    def knows(self, reason: str) -> bool:
+        """Whether the operation has what a lie of this reason is about."""
+        return reason != "has_terminal" or reason in self.case.sizes
+
     def present(self) -> dict[str, Argument]:
         return {name: one for name, one in self.arguments.items() if not one.is_absent}
 
@@ -227,7 +231,8 @@ _PICKS = st.sampled_from(range(240))
 def lies_by_reason(surface: Surface) -> Mapping[str, Sequence[Lie]]:
     """Every lie that can be told about the surface's case. A reason without any is one that this
     case cannot have: nothing can overlap a destination of no bytes."""
-    return {**{reason: tell(surface) for reason, tell in _LIES.items()}, **surface.own}
+    told = {reason: tell(surface) for reason, tell in _LIES.items() if surface.knows(reason)}
+    return {**told, **surface.own}
 
 
 @st.composite
@@ -235,14 +240,14 @@ def lies(draw: st.DrawFn, surface: Surface) -> Case:
     """The surface's case with one lie told, in 2 draws.
 
     Every reason is as likely as any other; a reason that the case cannot have gives way to a wrong
-    has_terminal. Shrinks towards the first reason (a wrong dtype) and the first of its lies (that
-    of the first buffer).
+    page_size_tokens. Shrinks towards the first reason (a wrong dtype) and the first of its lies
+    (that of the first buffer).
     """
-    reasons = [*_LIES, *surface.own]
+    reasons = [reason for reason in _LIES if surface.knows(reason)] + list(surface.own)
     reason = reasons[draw(_REASONS) % len(reasons)]
     pick = draw(_PICKS)
     told = surface.own[reason] if reason in surface.own else _LIES[reason](surface)
     if not told:
-        reason, told = "has_terminal", _terminals(surface)
+        reason, told = "page_size_tokens", _page_sizes(surface)
     event(f"refused: {reason}")
     return told[pick % len(told)].told(surface.case)

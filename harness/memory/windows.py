@@ -62,7 +62,7 @@ class Windows:
         self._buffer = buffer
         footprint = expectation.footprint(buffer.name)
         self._readable = footprint.may_read
-        touched = footprint.may_read.union(footprint.writable)
+        touched = footprint.may_read.union(footprint.changeable)
         # An edge is an empty interval, which no IntervalSet keeps: widened as plain arrays.
         edges = [-buffer.placement.before_bytes, 0, buffer.memory_bytes]
         low = np.append(touched.begin, edges) - RED_ZONE_BYTES

@@ -33,10 +33,11 @@ class CountsJudgement(Judgement):
             rises = _rises(launch)
             for index, expected in enumerate((counts.padding, counts.skipped)):
                 if rises[index] != expected:
-                    failures.append(self._failure(index, rises[index], expected))
+                    means = f"one count for each {run.operation.counted[index]}"
+                    failures.append(self._failure(index, rises[index], expected, means))
         return Judged(tuple(failures), 2 * len(run.finished))
 
-    def _failure(self, index: int, rise: int, expected: int) -> Failure:
+    def _failure(self, index: int, rise: int, expected: int, means: str) -> Failure:
         amount = "too little" if rise < expected else "too much"
         return Failure(
             self.name,
@@ -45,8 +46,7 @@ class CountsJudgement(Judgement):
             {
                 "access": f"counts[{index}] ({_NAMES[index]}) rose by {rise} ({rise:#x}), "
                 f"expected {expected} ({expected:#x})",
-                "means": "one count for each request and logical page with mapped rows that "
-                + ("holds the padding id -1" if index == 0 else "cannot be copied"),
+                "means": means,
             },
         )
 

@@ -49,8 +49,9 @@ class OutputJudgement(Judgement):
 
     def _exact(self, run: Run, launch: Launch, name: str, expected: Expected) -> list[Failure]:
         size_bytes = expected.values.shape[1]
+        root, begin = run.plan.base(name)
         before, after = before_and_after(
-            launch, run.plan.case.seed, name, expected.offsets, size_bytes
+            launch, run.plan.case.seed, root, expected.offsets + begin, size_bytes
         )
         if np.array_equal(after, expected.values):
             return []
@@ -86,12 +87,16 @@ class OutputJudgement(Judgement):
     def _contested(
         self, run: Run, launch: Launch, name: str, contested: Contested
     ) -> tuple[int, list[Failure]]:
-        """Each element must be old or that element of one of the claimants."""
+        """Each element must be that of one of the claimants, or old where that is allowed."""
         offsets, claimant = np.unique(contested.offsets, return_inverse=True)
         size_bytes = contested.values.shape[1]
-        before, after = before_and_after(launch, run.plan.case.seed, name, offsets, size_bytes)
+        root, begin = run.plan.base(name)
+        before, after = before_and_after(
+            launch, run.plan.case.seed, root, offsets + begin, size_bytes
+        )
         elements = (-1, size_bytes // contested.element_bytes, contested.element_bytes)
         fits = (before.reshape(elements) == after.reshape(elements)).all(axis=2)
+        fits &= contested.old_allowed
         claims = contested.values.reshape(elements) == after[claimant].reshape(elements)
         claims = claims.all(axis=2)
         if contested.free_nans is not None:
@@ -104,8 +109,9 @@ class OutputJudgement(Judgement):
         offset_bytes = int(offsets[row]) + byte
         found = after[row, byte : byte + contested.element_bytes]
         claimants = contested.values[claimant == row][:, byte : byte + contested.element_bytes]
-        wanted = [bytes(before[row, byte : byte + contested.element_bytes]).hex()]
-        wanted += [bytes(value).hex() for value in claimants[:3]]
+        wanted = [bytes(value).hex() for value in claimants[:3]]
+        if contested.old_allowed:
+            wanted.insert(0, bytes(before[row, byte : byte + contested.element_bytes]).hex())
         failure = self._failure(
             run,
             name,
@@ -113,7 +119,8 @@ class OutputJudgement(Judgement):
             offset_bytes,
             got=int(found[0]),
             expected=f"the element is {bytes(found).hex()}, expected "
-            f"{' or '.join(dict.fromkeys(wanted))} (old, or a claimant's)",
+            f"{' or '.join(dict.fromkeys(wanted))} "
+            f"({'old, or ' if contested.old_allowed else ''}a claimant's)",
             holds="",
             effect=f"{share_text(int((~fits).sum()), fits.size, 'contested element')} wrong",
         )

@@ -25,7 +25,7 @@ class UntouchedJudgement(Judgement):
         return not run.refused and bool(run.observation.launches)
 
     def judge(self, run: Run) -> Judged:
-        writable = {name: run.expectation.footprint(name).writable for name in run.plan.buffers}
+        writable = {name: run.expectation.footprint(name).changeable for name in run.plan.buffers}
         writable_bytes = sum(allowed.total_bytes for allowed in writable.values())
         failures: list[Failure] = []
         checked = 0

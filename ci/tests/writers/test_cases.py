@@ -1,0 +1,130 @@
+"""Cases of the writers, and the kernels on them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from types import ModuleType
+
+import pytest
+from ci.tests.writers.conftest import drawn
+
+from pagefuzz.harness.check import Checker
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.registry import operation, operations
+from pagefuzz.oracles.verdict import CaseClass, Outcome
+from pagefuzz.oracles.writes import WriteOperation
+from pagefuzz.strategies.refusals import lies_by_reason
+from pagefuzz.strategies.registry import corners_for
+
+WRITERS = [name for name, one in operations().items() if isinstance(one, WriteOperation)]
+COUNT = 1200
+
+
+def strategy(name: str) -> ModuleType:
+    return importlib.import_module(f"pagefuzz.strategies.operations.{name}")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_corner_is_reached(name: str) -> None:
+    """Enough cases reach each named corner, and none holds of all."""
+    counted = Counter(dict.fromkeys(corners_for(name), 0))
+    for _, plan, expectation in drawn(name, COUNT):
+        counted.update(k for k, holds in corners_for(name).items() if holds(plan, expectation))
+    assert sorted(corner for corner, count in counted.items() if count == 0) == []
+    assert max(counted.values()) < COUNT
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_simplest_case_is_one_token(name: str) -> None:
+    """One token in slot 0 of one page of one slot, in contract."""
+    case, _, expectation = drawn(name, COUNT)[0]
+    assert expectation.case_class is CaseClass.IN_CONTRACT
+    sizes = case.sizes
+    assert [sizes[n] for n in ("num_tokens", "num_pages", "page_size_tokens")] == [1, 1, 1]
+    assert case.values["slot_mapping"].to_json() == {"recipe": "literal", "values": [0]}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_memory_stays_within_the_limit_and_reaches_overflow_scale(name: str) -> None:
+    """Below 2^36 bytes; one case in ten at least has a buffer of 2^31."""
+    sizes = [
+        sum(buffer.memory_bytes for buffer in plan.buffers.values())
+        for _, plan, _ in drawn(name, COUNT)
+    ]
+    assert max(sizes) < 2**36
+    assert sum(size >= 2**31 - 2**20 for size in sizes) > COUNT / 10
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_classes_follow_what_was_asked_for(name: str) -> None:
+    """Without hostile and refused cases all are in contract; with them each class has its share."""
+    assert {one[2].case_class for one in drawn(name, 200, hostile=False, refused=False)} == {
+        CaseClass.IN_CONTRACT
+    }
+    found = Counter(expectation.case_class for _, _, expectation in drawn(name, COUNT))
+    assert 0.5 < found[CaseClass.IN_CONTRACT] / COUNT < 0.75
+    assert 0.15 < found[CaseClass.HOSTILE] / COUNT < 0.32
+    assert 0.08 < found[CaseClass.REFUSED] / COUNT < 0.22
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_lie_is_refused_for_its_reason(name: str) -> None:
+    """By the oracle; sound cases need the bytes that the lies believe they need."""
+    asked = operation(name)
+    sound = [one for one in drawn(name, 200, hostile=False, refused=False) if not one[0].overrides]
+    for case, plan, _ in sound[:25]:
+        needed = {buffer: planned.required_bytes for buffer, planned in plan.buffers.items()}
+        assert strategy(name).required_bytes(case) == needed
+        for reason, lies in lies_by_reason(strategy(name).surface(case)).items():
+            for lie in lies:
+                found = {refusal.reason for refusal in asked.refusals(asked.plan(lie.told(case)))}
+                assert reason in found, lie
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
+    """Each lie about a few sound cases is turned down; the case itself is not."""
+    sound = [
+        case
+        for case, _, _ in drawn(name, 200, hostile=False, refused=False)
+        if not case.overrides and case.sizes["num_tokens"] in range(1, 20)
+    ]
+    plain = [case for case in sound if case.sizes["kv_dtype"] == 0][:2]
+    scaled = [case for case in sound if case.sizes["kv_dtype"] != 0][:2]
+    with Checker(name, "bundled:token") as checker:
+        for case in plain + scaled:
+            verdict = checker.check(case)
+            assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
+            for lies in lies_by_reason(strategy(name).surface(case)).values():
+                for lie in lies:
+                    verdict = checker.check(lie.told(case))
+                    assert verdict.outcome is Outcome.CLEAN, (lie, verdict.failures)
+                    assert verdict.checked["refusal"] > 0
+
+
+@pytest.mark.parametrize("build", ["checked", "release"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_kernel_is_silent(name: str, build: str) -> None:
+    """No judgement fires on drawn cases of every class."""
+    with Checker(name, "bundled:token", "host", build) as checker:
+        for case, _, _ in drawn(name, COUNT)[:250]:
+            verdict = checker.check(case)
+            assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
+        assert checker.deaths == 0
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_texts_and_json(name: str) -> None:
+    """Every case can be described, survives JSON, and has a place for each of its bytes."""
+    asked = operation(name)
+    for case, plan, expectation in drawn(name, COUNT)[:200]:
+        assert Case.from_json(json.loads(case.dumps())) == case
+        assert f"T={plan.arguments['num_tokens']}" in asked.describe(plan)
+        for buffer in plan.buffers:
+            footprint = expectation.footprint(buffer)
+            for at in [-1, 0, *footprint.writable.begin[:2].tolist()]:
+                assert asked.locate(plan, buffer, at)
+            for at in footprint.must_write.begin[:2].tolist():
+                assert "token" in (asked.mapping(plan, buffer, at) or "")

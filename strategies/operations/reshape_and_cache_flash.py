@@ -1,0 +1,349 @@
+"""Cases of (e) reshape_and_cache_flash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.layout import Dtype
+from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.corners import Corners
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.quantising import input_dtypes, kv_dtypes, scale_vectors
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.write_corners import flash_corners
+from pagefuzz.strategies.writes import Write, index_arguments, reach, row_lies, write_choices
+
+OPERATION = "reshape_and_cache_flash"
+
+#: Weight of each class.
+CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
+
+#: Layout of keys, of values -> weight. `interleaved`: values behind the keys of each page.
+KEY_LAYOUTS = {"tokens first": 50, "heads first": 30, "padded heads": 20}
+VALUE_LAYOUTS = {"as keys": 40, "interleaved": 25, "heads first": 15, "padded slots": 20}
+
+#: Legal but unusual -> weight.
+ODDITIES = {
+    "none": 74,
+    "ignored strides": 10,  # strides of dimensions of size <= 1 hold nonsense
+    "codes as bytes": 10,  # fp8 caches of U8, as engines keep them
+    "unread scale": 6,  # with auto scales are given
+}
+
+_KEY_LAYOUTS, _VALUE_LAYOUTS = weighted(KEY_LAYOUTS), weighted(VALUE_LAYOUTS)
+_ODDITIES = weighted(ODDITIES)
+_JUNK = st.sampled_from(range(19))
+_STRIDE_JUNK = (-1, 0, 3, -(2**31), 2**63 - 1, -(2**63), 2**32)
+_HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32)))
+_HEAD_ELEMENTS = skewed((40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256)))
+_PER_HEAD = weighted({False: 65, True: 35})
+_KV_DTYPES, _INPUT_DTYPES = kv_dtypes(), input_dtypes()
+_CLASSES = {
+    (hostile, refused): weighted(
+        {
+            name: weight
+            for name, weight in CLASSES.items()
+            if (hostile or name != "hostile") and (refused or name != "refused")
+        }
+    )
+    for hostile in (False, True)
+    for refused in (False, True)
+}
+
+
+def cases(
+    *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> SearchStrategy[Case]:
+    """Cases of reshape_and_cache_flash: three in five in contract (a quarter of them at overflow
+    scale), one in four hostile, the others refused; about 30 draws each.
+
+    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
+    limit_bytes       bound on the memory of all buffers of a case together
+
+    Shrinks towards one token of one head of one element, F32 stored as it is, in a pool of one
+    page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    """
+    if limit_bytes < LEAST_LIMIT_BYTES:
+        raise InvalidArgument(
+            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
+        )
+    return _cases(_CLASSES[hostile, refused], limit_bytes)
+
+
+@dataclass(frozen=True)
+class _Strides:
+    page: int
+    slot: int
+    head: int
+
+    def sizes(self, side: str) -> dict[str, int]:
+        return {
+            f"{side}_page_stride_bytes": self.page,
+            f"{side}_slot_stride_bytes": self.slot,
+            f"{side}_head_stride_bytes": self.head,
+        }
+
+
+@st.composite
+def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
+    case_class = draw(classes)
+    event(f"class: {case_class}")
+    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    kv_dtype, input_dtype = draw(_KV_DTYPES), Dtype(draw(_INPUT_DTYPES))
+    heads, head_elements = draw(_HEADS), draw(_HEAD_ELEMENTS)
+    key_layout, value_layout = draw(_KEY_LAYOUTS), draw(_VALUE_LAYOUTS)
+    event(f"keys: {key_layout}")
+    event(f"values: {value_layout}")
+    per_head = draw(_PER_HEAD)
+    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
+    junk = draw(_JUNK) if oddity != "none" else 0
+    unit = input_dtype.size_bytes
+    stored = 1 if kv_dtype else unit
+    if choices.crossing is not None:
+        if choices.crossing.quantity == "slot index":
+            heads, head_elements = 1, 1
+        elif choices.crossing.quantity == "slot stride" and key_layout != "tokens first":
+            heads = max(heads, 2)
+    scale_count = heads if per_head else 1
+    scales = None
+    if kv_dtype or oddity == "unread scale":
+        scales = [draw(scale_vectors(scale_count)) for _ in range(2)]
+    elements = heads * head_elements
+    write = Write(
+        choices,
+        limit_bytes // 2,  # two caches
+        entry_bytes=elements * stored,
+        element_bytes=stored,
+        input_bytes=elements * unit,
+        input_element_bytes=unit,
+    )
+    key = _key_strides(write, key_layout, heads, head_elements * stored)
+    value, over = _value_strides(write, value_layout, key, heads, head_elements * stored)
+    rows = write.input_rows
+    sizes = {
+        "num_tokens": write.num_tokens,
+        "key_rows": rows,
+        "value_rows": max(write.num_tokens, rows - rows % 2),
+        "key_row_stride_bytes": write.row_stride_bytes(elements * unit),
+        "value_row_stride_bytes": write.row_stride_bytes(elements * unit),
+        "num_heads": heads,
+        "head_elements": head_elements,
+        "scale_count": scale_count,
+        "page_size_tokens": write.page_size_tokens,
+        "num_pages": write.num_pages,
+        **key.sizes("key"),
+        **value.sizes("value"),
+        "input_dtype": int(input_dtype),
+        "kv_dtype": kv_dtype,
+    }
+    values = {"slot_mapping": Values.literal(*write.slots)}
+    if scales is not None:
+        values |= {"k_scale": Values.literal(*scales[0]), "v_scale": Values.literal(*scales[1])}
+    if choices.counters is not None:
+        values["counts"] = Values.literal(*choices.counters)
+    placed = draw(placements(_alignments(unit, stored), "key_cache"))
+    present = ("key", "value", "key_cache", "value_cache", *values)
+    case = Case(
+        operation=OPERATION,
+        sizes=sizes,
+        values=values,
+        placements={name: place for name, place in placed.items() if name in present},
+        seed=choices.seed,
+    )
+    if over and case_class != "refused" and write.num_pages:
+        case = _interleaved(case, over)
+    if oddity != "none":
+        event(f"oddity: {oddity}")
+    if oddity == "ignored strides":
+        ignored = [name for name, (size, _) in _strides(case).items() if case.sizes[size] <= 1]
+        case = case.with_sizes(
+            **{n: _STRIDE_JUNK[(junk + at) % len(_STRIDE_JUNK)] for at, n in enumerate(ignored)}
+        )
+    elif oddity == "codes as bytes" and kv_dtype:
+        code = int(Dtype.U8)
+        case = replace(case, overrides={"key_cache.dtype": code, "value_cache.dtype": code})
+    return draw(lies(surface(case))) if case_class == "refused" else case
+
+
+def _key_strides(write: Write, layout: str, heads: int, run: int) -> _Strides:
+    size = write.page_size_tokens
+    page, slot = write.page_stride_bytes, write.slot_stride_bytes
+    if layout != "tokens first" and write.quantity == "slot stride" and heads > 1:
+        head = write.stride_at_boundary(heads - 1, write.unit)  # in place of the slot stride
+        return _Strides(size * run, run, head)
+    if layout == "heads first" and page >= size * slot:
+        return _Strides(page, run, size * run)
+    if layout == "padded heads" and not write.quantity:
+        head = run + write.unit
+        page = max(page, heads * size * head)
+        return _Strides(page, heads * head, head)
+    return _Strides(page, slot, run)
+
+
+def _value_strides(
+    write: Write, layout: str, key: _Strides, heads: int, run: int
+) -> tuple[_Strides, int]:
+    """The strides of value_cache, and how far behind the keys of a page its values lie; 0 if it
+    has a buffer of its own. Interleaving widens pages only at ordinary scale."""
+    size = write.page_size_tokens
+    if write.quantity:
+        return key, 0
+    if layout == "heads first":
+        return _Strides(heads * size * run, run, size * run), 0
+    if layout == "padded slots":
+        slot = heads * run + write.unit
+        return _Strides(size * slot, slot, run), 0
+    # Values in the second half of each page, where there is one; Write's pages have no such half.
+    half = key.page // 2 // write.unit * write.unit
+    inside = (size - 1) * key.slot + (heads - 1) * key.head + run
+    if layout == "interleaved" and half >= inside:
+        return key, half
+    return key, -1 if layout == "interleaved" else 0
+
+
+def _interleaved(case: Case, over: int) -> Case:
+    """Values in the memory of key_cache: in each page behind its keys."""
+    sizes = dict(case.sizes)
+    if over < 0:  # pages become twice as large, unless slots or heads lie further apart
+        inside = sizes["head_elements"] * _units(case)[1]
+        inside += (sizes["page_size_tokens"] - 1) * sizes["key_slot_stride_bytes"]
+        inside += (sizes["num_heads"] - 1) * sizes["key_head_stride_bytes"]
+        if sizes["key_page_stride_bytes"] < inside and sizes["num_pages"] > 1:
+            return case
+        over = max(inside, sizes["key_page_stride_bytes"])
+        page = {"key_page_stride_bytes": 2 * over, "value_page_stride_bytes": 2 * over}
+        case = case.with_sizes(**page)
+    needed = required_bytes(case)["value_cache"]
+    now = case.placement("key_cache")
+    placed = {name: p for name, p in case.placements.items() if name != "value_cache"}
+    behind = replace(now, after_bytes=max(now.after_bytes, over + needed))
+    placed |= {"key_cache": behind, "value_cache": Placement(over=("key_cache", over))}
+    return replace(case, placements=placed)
+
+
+def _alignments(unit: int, stored: int) -> dict[str, int]:
+    inputs = {"key": unit, "value": unit, "slot_mapping": 8, "k_scale": 4, "v_scale": 4}
+    return {**inputs, "key_cache": stored, "value_cache": stored, "counts": 8}
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def _units(case: Case) -> tuple[int, int]:
+    """Bytes of an input element and of a stored one."""
+    unit = Dtype(case.sizes["input_dtype"]).size_bytes
+    return unit, 1 if case.sizes["kv_dtype"] else unit
+
+
+def _strides(case: Case) -> dict[str, tuple[str, int]]:
+    """Stride -> (size that must exceed 1 for it to count, alignment in bytes)."""
+    unit, stored = _units(case)
+    out = {}
+    for side in ("key", "value"):
+        out[f"{side}_row_stride_bytes"] = (f"{side}_rows", unit)
+        out[f"{side}_page_stride_bytes"] = ("num_pages", stored)
+        out[f"{side}_slot_stride_bytes"] = ("page_size_tokens", stored)
+        out[f"{side}_head_stride_bytes"] = ("num_heads", stored)
+    return out
+
+
+def required_bytes(case: Case) -> dict[str, int]:
+    """What every buffer needs; absent ones 0."""
+    sizes, (unit, stored) = case.sizes, _units(case)
+    reached, tokens = reach(case, _strides(case)), sizes["num_tokens"]
+    row = sizes["num_heads"] * sizes["head_elements"] * unit
+    needed = {}
+    for side in ("key", "value"):
+        stride = sizes[f"{side}_row_stride_bytes"] if sizes[f"{side}_rows"] > 1 else 0
+        needed[side] = (tokens - 1) * stride + row if tokens else 0
+    needed["slot_mapping"] = 8 * tokens
+    for name in ("k_scale", "v_scale"):
+        needed[name] = 4 * sizes["scale_count"] if name in case.values else 0
+    for side in ("key", "value"):
+        pool = sum(reached[f"{side}_{part}_stride_bytes"] for part in ("page", "slot", "head"))
+        pool += sizes["head_elements"] * stored
+        needed[f"{side}_cache"] = pool if sizes["num_pages"] else 0
+    return {**needed, "counts": 16 if "counts" in case.values else 0}
+
+
+def surface(case: Case) -> Surface:
+    """What launchers of this operation must see through, for a sound case."""
+    sizes, needed = case.sizes, required_bytes(case)
+    unit, stored = _units(case)
+    kv_dtype, input_dtype = sizes["kv_dtype"], sizes["input_dtype"]
+    cache_dtype = (input_dtype, int(Dtype.E4M3), int(Dtype.E5M2))[kv_dtype]
+    index = index_arguments(case)
+    f32 = int(Dtype.F32)
+    arguments: Mapping[str, Argument] = {
+        "key": Argument(input_dtype, 3, needed["key"], unit),
+        "value": Argument(input_dtype, 3, needed["value"], unit),
+        "slot_mapping": index["slot_mapping"],
+        **{
+            name: Argument(f32, 1, needed[name], 4, is_absent=name not in case.values)
+            for name in ("k_scale", "v_scale")
+        },
+        "key_cache": Argument(cache_dtype, 4, needed["key_cache"], stored),
+        "value_cache": Argument(cache_dtype, 4, needed["value_cache"], stored),
+        "counts": index["counts"],
+    }
+    run = sizes["head_elements"] * stored
+    heads = sizes["num_heads"]
+    own = {
+        "kv_dtype": [Lie("kv_dtype", {"kv_dtype": value}) for value in (3, -1, 2**32 + 1, 10)],
+        "input_dtype": [
+            Lie("input_dtype", {"input_dtype": value}) for value in (0, int(Dtype.U8), 10, -1)
+        ],
+        "elements": [
+            Lie("elements", {name: value})
+            for name, past in (("num_heads", 65536), ("head_elements", 2**31))
+            for value in (0, -1, past)
+        ],
+        "scale_count": [
+            Lie("scale_count", {"scale_count": value}) for value in (0, -1, heads + 1, 2**32 + 1)
+        ],
+        "input_rows": row_lies(case, "key_rows", "value_rows"),
+        "null_scale": [
+            Lie(
+                "null_scale",
+                {f"{name}.data": 0, f"{name}.extent_bytes": 0, "kv_dtype": kv_dtype or 1},
+            )
+            for name in ("k_scale", "v_scale")
+        ],
+        "not_nested": [
+            Lie("not_nested", {f"{side}_{part}_stride_bytes": stride, size: max(sizes[size], 2)})
+            for side in ("key", "value")
+            for part, size in (
+                ("page", "num_pages"),
+                ("slot", "page_size_tokens"),
+                ("head", "num_heads"),
+            )
+            for stride in (0, run - stored)
+        ],
+    }
+    strides = _strides(case)
+    return Surface(
+        case=case,
+        arguments=arguments,
+        destinations=("key_cache", "value_cache"),
+        strides=strides,
+        extents={
+            name: ("num_tokens", size) if "row" in name else (size, "num_pages")
+            for name, (size, _) in strides.items()
+        },
+        counts=("num_tokens", "num_pages"),
+        own=own,
+    )
+
+
+# ---- corners -------------------------------------------------------------------------------------
+
+#: Name -> whether a case is in that corner.
+CORNERS: Corners = flash_corners()

@@ -1,0 +1,281 @@
+"""Corners of the writers: named situations that their strategies must reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Dtype, Plan
+from pagefuzz.oracles.registry import operation
+from pagefuzz.oracles.rows import Int64s
+from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.oracles.writes import WriteOperation
+from pagefuzz.strategies.boundaries import INT32_MAX, LIMITS
+from pagefuzz.strategies.corners import Corners
+
+
+class Written:
+    """What the oracle says of a write, in the words that corners are written in."""
+
+    def __init__(self, plan: Plan, expectation: Expectation) -> None:
+        self.plan, self.expectation, self.sizes = plan, expectation, plan.arguments
+        self.refused = expectation.case_class is CaseClass.REFUSED
+        self.hostile = expectation.case_class is CaseClass.HOSTILE
+        asked = operation(plan.case.operation)
+        assert isinstance(asked, WriteOperation)
+        self.operation = asked
+        self.slots = None if self.refused else asked.slots(plan)
+
+    @property
+    def slot(self) -> Int64s:
+        return self.slots.slot if self.slots is not None else np.empty(0, np.int64)
+
+    @property
+    def token(self) -> Int64s:
+        return self.slots.token if self.slots is not None else np.empty(0, np.int64)
+
+    @property
+    def capacity(self) -> int:
+        return self.sizes["num_pages"] * self.sizes["page_size_tokens"]
+
+    def codes(self, *wanted: int) -> bool:
+        """Whether any of these fp8 codes must be written."""
+        if self.refused or not self.sizes["kv_dtype"]:
+            return False
+        return any(
+            bool(np.isin(one.values, wanted).any()) for one in self.expectation.expected.values()
+        )
+
+    def begins(self) -> Int64s:
+        """Where the entries of written tokens begin, in every cache."""
+        if self.slots is None:
+            return np.empty(0, np.int64)
+        return np.concatenate(
+            [
+                self.operation.cell_offsets(self.plan, cells, self.slots).min(axis=1, initial=2**62)
+                for cells in self.operation.caches(self.sizes)
+            ]
+        )
+
+    def input_begins(self) -> Int64s:
+        inputs = self.operation.inputs(self.sizes)
+        return np.concatenate([self.token * rows.stride_bytes(self.sizes) for rows in inputs])
+
+    def contested(self) -> bool:
+        return any(one.contested is not None for one in self.expectation.expected.values())
+
+
+_Predicate: TypeAlias = Callable[[Written], bool]
+_memo: list[Written] = []
+
+
+def _written(plan: Plan, expectation: Expectation) -> Written:
+    """That of the plan last asked about is kept: corners are asked one after another."""
+    if not _memo or _memo[0].plan is not plan:
+        _memo[:] = [Written(plan, expectation)]
+    return _memo[0]
+
+
+def _reaches(offsets: Callable[[Written], Int64s], limit: int) -> _Predicate:
+    def holds(w: Written) -> bool:
+        found = offsets(w)
+        return bool(found.size) and int(found.max()) >= limit
+
+    return holds
+
+
+def _below(offsets: Callable[[Written], Int64s], limit: int) -> _Predicate:
+    def holds(w: Written) -> bool:
+        found = offsets(w)
+        return bool(found.size) and limit - 2**21 <= int(found.max()) < limit
+
+    return holds
+
+
+_SLOTS: Mapping[str, _Predicate] = {
+    "tokens: none": lambda w: not w.refused and w.sizes["num_tokens"] == 0,
+    "tokens: one": lambda w: not w.refused and w.sizes["num_tokens"] == 1,
+    "tokens: more than 64": lambda w: w.token.size > 64,
+    "tokens: all padding": lambda w: w.slot.size > 1 and bool((w.slot == -1).all()),
+    "tokens: padded tail": lambda w: (
+        w.token.size > 0 and int(w.slot[-1]) == -1 and int(w.slot[0]) >= 0
+    ),
+    "tokens: a hole": lambda w: (
+        w.token.size > 1 and bool((w.slot[int(w.token[0]) : int(w.token[-1])] == -1).any())
+    ),
+    "slots: ascending": lambda w: w.token.size > 2 and bool((np.diff(w.slot[w.token]) > 0).all()),
+    "slots: descending": lambda w: w.token.size > 2 and bool((np.diff(w.slot[w.token]) < 0).all()),
+    "slots: contested": lambda w: not w.refused and w.contested(),
+    "slots: duplicates that agree": lambda w: (
+        w.token.size > 1 and not w.contested() and np.unique(w.slot[w.token]).size < w.token.size
+    ),
+    "slots: the last one": lambda w: w.capacity > 1 and bool((w.slot == w.capacity - 1).any()),
+    "slots: beyond int32": lambda w: bool((w.slot[w.token] > INT32_MAX).any()),
+    "inputs: longer than slot_mapping": lambda w: (
+        w.token.size > 0
+        and all(w.sizes[r.rows] > w.sizes["num_tokens"] for r in w.operation.inputs(w.sizes))
+    ),
+    "inputs: of different lengths": lambda w: (
+        w.token.size > 0 and len({w.sizes[r.rows] for r in w.operation.inputs(w.sizes)}) > 1
+    ),
+    "inputs: padded rows": lambda w: (
+        w.token.size > 1
+        and any(r.stride_bytes(w.sizes) > r.row_bytes for r in w.operation.inputs(w.sizes))
+    ),
+    "inputs: overlapping rows": lambda w: (
+        w.token.size > 1
+        and any(0 < r.stride_bytes(w.sizes) < r.row_bytes for r in w.operation.inputs(w.sizes))
+    ),
+    "inputs: one row for all": lambda w: (
+        w.token.size > 1 and all(r.stride_bytes(w.sizes) == 0 for r in w.operation.inputs(w.sizes))
+    ),
+    "cache: no pages": lambda w: not w.refused and w.sizes["num_pages"] == 0,
+    "counts: absent": lambda w: w.token.size > 0 and "counts" not in w.plan.case.values,
+    "counts: present": lambda w: w.token.size > 0 and "counts" in w.plan.case.values,
+    "hostile: just past": lambda w: w.hostile and bool((w.slot == w.capacity).any()),
+    "hostile: -2": lambda w: w.hostile and bool((w.slot == -2).any()),
+    "hostile: wraps to a slot": lambda w: (
+        w.hostile and bool(((w.slot >= 2**32) & (w.slot % 2**32 < w.capacity)).any())
+    ),
+    "hostile: highest": lambda w: w.hostile and bool((w.slot == 2**63 - 1).any()),
+    "hostile: lowest": lambda w: w.hostile and bool((w.slot == -(2**63)).any()),
+    "hostile: others are written": lambda w: w.hostile and w.token.size > 0,
+    "class: in contract": lambda w: not w.refused and not w.hostile,
+    "class: hostile": lambda w: w.hostile,
+    "class: refused": lambda w: w.refused,
+    **{
+        f"boundary: {name} {side} {power}": test(offsets, limit)
+        for name, offsets in (("entry", Written.begins), ("input row", Written.input_begins))
+        for limit, power in zip(LIMITS, ("2^31", "2^32"), strict=True)
+        for side, test in (("past", _reaches), ("below", _below))
+    },
+}
+
+_CODES: Mapping[str, _Predicate] = {
+    **{
+        f"stored: {Dtype(code).name} as {kind}": lambda w, code=code, nth=nth: (  # type: ignore[misc]
+            w.token.size > 0 and w.sizes["input_dtype"] == code and w.sizes["kv_dtype"] == nth
+        )
+        for code in (Dtype.F32, Dtype.F16, Dtype.BF16)
+        for nth, kind in enumerate(("auto", "e4m3", "e5m2"))
+    },
+    "codes: the maximum": lambda w: w.codes({1: 0x7E, 2: 0x7B}.get(w.sizes["kv_dtype"], 0)),
+    "codes: the lowest": lambda w: w.codes({1: 0xFE, 2: 0xFB}.get(w.sizes["kv_dtype"], 0)),
+    "codes: NaN": lambda w: w.codes(0x7F),
+    "codes: -0": lambda w: w.codes(0x80),
+    "codes: subnormal": lambda w: w.codes(1, 2, 0x81, 0x82),
+    "codes: a U8 cache": lambda w: (
+        w.token.size > 0
+        and any(
+            w.plan.buffers[cells.name].dtype == Dtype.U8 for cells in w.operation.caches(w.sizes)
+        )
+    ),
+    "scale: unread": lambda w: (
+        w.token.size > 0
+        and w.sizes["kv_dtype"] == 0
+        and any(name in w.plan.case.values for name in w.operation.scalars(w.sizes))
+    ),
+}
+
+
+def _refusal(reason: str) -> _Predicate:
+    return lambda w: any(refusal.reason == reason for refusal in w.expectation.refusals)
+
+
+_REASONS = (
+    "dtype",
+    "rank",
+    "kv_dtype",
+    "input_dtype",
+    "elements",
+    "null_scale",
+    "input_rows",
+    "page_size_tokens",
+    "size_range",
+    "negative_stride",
+    "stride_overflow",
+    "extent",
+    "null_pointer",
+    "alignment",
+    "not_nested",
+    "overlap",
+)
+
+
+def _corners(predicates: Mapping[str, _Predicate]) -> Corners:
+    def corner(predicate: _Predicate) -> Callable[[Plan, Expectation], bool]:
+        return lambda plan, expectation: bool(predicate(_written(plan, expectation)))
+
+    return {name: corner(predicate) for name, predicate in predicates.items()}
+
+
+def _dense_heads(w: Written, side: str) -> bool:
+    return w.sizes[f"{side}_head_stride_bytes"] == w.operation.caches(w.sizes)[0].run_bytes
+
+
+def _several_heads(w: Written) -> bool:
+    return w.token.size > 0 and w.sizes["num_heads"] > 1 and w.sizes["page_size_tokens"] > 1
+
+
+def _heads_first(w: Written, side: str) -> bool:
+    head, slot = (w.sizes[f"{side}_{part}_stride_bytes"] for part in ("head", "slot"))
+    return _several_heads(w) and head > slot
+
+
+def _strides_differ(w: Written) -> bool:
+    parts = ("page", "slot", "head")
+    key, value = (
+        [w.sizes[f"{side}_{part}_stride_bytes"] for part in parts] for side in ("key", "value")
+    )
+    return _several_heads(w) and w.sizes["num_pages"] > 1 and key != value
+
+
+def _furthest_head(w: Written) -> int:
+    if w.slots is None or not w.token.size:
+        return 0
+    cells = w.operation.caches(w.sizes)[0]
+    return int(cells.run_offsets(w.sizes).max())
+
+
+_HEADS: Mapping[str, _Predicate] = {
+    "heads: one": lambda w: w.token.size > 0 and w.sizes["num_heads"] == 1,
+    "heads: tokens first, dense": lambda w: _several_heads(w) and _dense_heads(w, "key"),
+    "heads: tokens first, padded": lambda w: (
+        _several_heads(w) and not _dense_heads(w, "key") and not _heads_first(w, "key")
+    ),
+    "heads: heads first": lambda w: _heads_first(w, "key"),
+    "heads: values alone heads first": lambda w: (
+        _heads_first(w, "value") and not _heads_first(w, "key")
+    ),
+    "heads: keys and values differ in strides": _strides_differ,
+    "heads: keys and values in one buffer": lambda w: (
+        w.token.size > 0 and w.plan.buffers["value_cache"].placement.over is not None
+    ),
+    "boundary: head past 2^31": lambda w: _furthest_head(w) >= LIMITS[0],
+    "boundary: head below 2^31": lambda w: LIMITS[0] - 2**21 <= _furthest_head(w) < LIMITS[0],
+    "scale: one a head": lambda w: (
+        w.token.size > 0 and w.sizes["kv_dtype"] > 0 and w.sizes["scale_count"] > 1
+    ),
+    "scale: one of keys, another of values": lambda w: (
+        w.token.size > 0
+        and w.sizes["kv_dtype"] > 0
+        and w.plan.case.values["k_scale"] != w.plan.case.values["v_scale"]
+    ),
+}
+
+
+def _refusals(*more: str) -> dict[str, _Predicate]:
+    return {f"refused: {reason}": _refusal(reason) for reason in (*_REASONS, *more)}
+
+
+def mla_corners() -> Corners:
+    """Corners of concat_and_cache_mla."""
+    return _corners({**_SLOTS, **_CODES, **_refusals()})
+
+
+def flash_corners() -> Corners:
+    """Corners of reshape_and_cache_flash."""
+    return _corners({**_SLOTS, **_CODES, **_HEADS, **_refusals("scale_count")})

@@ -1,0 +1,243 @@
+"""Writes: what the writers of operation (e) have in common, from drawn choices to sizes that fit.
+
+As with gathers, choices are drawn independently of each other and fitted afterwards: the number of
+pages from the slots that are named, coordinates at overflow scale from the boundary to reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hypothesis import event
+from hypothesis import strategies as st
+
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.layout import Dtype
+from pagefuzz.strategies import boundaries
+from pagefuzz.strategies.boundaries import INT32_MAX, Crossing
+from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
+from pagefuzz.strategies.refusals import Argument, Lie
+from pagefuzz.strategies.slots import SlotMapping, slot_mappings
+from pagefuzz.strategies.strides import (
+    PACKED_PAGE_STRIDES,
+    CacheStrides,
+    cache_strides,
+    page_sizes,
+    rounded_up,
+)
+
+#: What reaches a boundary of 32-bit arithmetic -> weight.
+QUANTITIES = {
+    "page": 22,  # page * page stride (of a dense cache: slot * entry), by way of the page count
+    "packed page": 18,  # the same with page strides of about a million bytes
+    "page stride": 14,  # a page stride of the boundary, its half, third or quarter
+    "slot stride": 18,  # a slot stride likewise
+    "input row": 18,  # token * row stride of the inputs
+    "slot index": 10,  # num_pages = 2^31 - 1: slots beyond int32
+}
+
+_BYTES = 2**18  # of a page, and of all tokens together
+_MOST_SCATTERED = 24  # tokens that lie megabytes apart each cost a page of real memory
+
+_PAGES = skewed((60, (0,)), (40, range(1, 5)))
+_SPARE_ROWS = skewed((60, (0,)), (30, range(1, 6)), (10, range(6, 70)))
+_ROW_PADDINGS = skewed((62, (0,)), (20, range(1, 9)), (8, range(9, 65)), (10, (-1, -2)))
+_COUNTERS = weighted({None: 30, (0, 0): 50, (5, 7): 15, (-3, 2**40): 5})
+_SEEDS = st.sampled_from(range(253))
+_AT_SCALE = {
+    "in contract": weighted({False: 72, True: 28}),
+    "hostile": weighted({False: 88, True: 12}),
+}
+_MAPPINGS = {hostile: slot_mappings(hostile=hostile) for hostile in (False, True)}
+_CROSSINGS = boundaries.crossings(QUANTITIES)
+_PAGE_SIZES, _CACHES = page_sizes(), cache_strides()
+
+
+@dataclass(frozen=True)
+class WriteChoices:
+    """Everything that is drawn of a write, before any of it is fitted to the rest.
+
+    spare_pages    beyond those that the slots need
+    spare_rows     of the inputs, beyond the tokens of slot_mapping
+    row_padding    elements between input rows; -1: rows overlap, -2: all are the same row
+    counters       initial values of the counter pair, None if it is absent
+    """
+
+    page_size_tokens: int
+    mapping: SlotMapping
+    spare_pages: int
+    spare_rows: int
+    row_padding: int
+    cache: CacheStrides
+    counters: tuple[int, int] | None
+    seed: int
+    crossing: Crossing | None
+
+
+@st.composite
+def write_choices(draw: st.DrawFn, *, case_class: str, limit_bytes: int) -> WriteChoices:
+    """Choices for a case of `case_class`, about 15 draws.
+
+    Shrinks towards ordinary scale, then in the order of the fields.
+    """
+    crossing = None
+    if case_class in _AT_SCALE and boundaries.boundaries_within(_room(limit_bytes), 1):
+        crossing = draw(_CROSSINGS) if draw(_AT_SCALE[case_class]) else None
+    choices = WriteChoices(
+        page_size_tokens=draw(_PAGE_SIZES),
+        mapping=draw(_MAPPINGS[case_class == "hostile"]),
+        spare_pages=draw(_PAGES),
+        spare_rows=draw(_SPARE_ROWS),
+        row_padding=draw(_ROW_PADDINGS),
+        cache=draw(_CACHES),
+        counters=draw(_COUNTERS),
+        seed=draw(_SEEDS),
+        crossing=crossing,
+    )
+    event(f"inputs: {'longer than' if choices.spare_rows else 'as long as'} slot_mapping")
+    return choices
+
+
+def _room(limit_bytes: int) -> int:
+    """What a boundary may take of the limit; the rest is for everything around it."""
+    return limit_bytes - LEAST_LIMIT_BYTES
+
+
+class Write:
+    """Sizes and slots fitted to each other.
+
+    slots                  every token's
+    page_size_tokens, num_pages, page_stride_bytes, slot_stride_bytes
+    input_rows             at least as many as tokens
+    quantity               what reaches a boundary, "" at ordinary scale
+    """
+
+    def __init__(
+        self,
+        choices: WriteChoices,
+        limit_bytes: int,
+        *,
+        entry_bytes: int,
+        element_bytes: int,
+        input_bytes: int,
+        input_element_bytes: int,
+    ) -> None:
+        """entry_bytes of a slot and input_bytes of a token's rows, of elements of that size."""
+        self.choices, self.entry_bytes, self.unit = choices, entry_bytes, element_bytes
+        self.input_unit = input_element_bytes
+        self.quantity, self._limit = "", limit_bytes
+        mapping = choices.mapping
+        tokens = min(mapping.num_tokens, max(1, _BYTES // max(entry_bytes, input_bytes)))
+        crossing = choices.crossing
+        if crossing is not None:
+            unit = self.input_unit if crossing.quantity == "input row" else element_bytes
+            # Two inputs reach it together.
+            room = _room(limit_bytes) // (2 if crossing.quantity == "input row" else 1)
+            boundary = crossing.boundary(room, unit)
+            if boundary is not None:
+                self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
+                tokens = min(max(tokens, 2), _MOST_SCATTERED)
+                mapping = replace(mapping, tail=0, hole_every=0)
+        self.page_size_tokens = min(choices.page_size_tokens, max(1, _BYTES // entry_bytes))
+        self.mapping = replace(mapping, num_tokens=tokens)
+        self._fit_pages()
+        at_end = self.quantity in ("page", "packed page", "page stride", "slot stride")
+        self.slots = self.mapping.slots(
+            self.page_size_tokens, self.num_pages, from_end=at_end or self.quantity == "slot index"
+        )
+        self.num_tokens = tokens
+        self.input_rows = tokens + choices.spare_rows
+
+    def _fit_pages(self) -> None:
+        choices, size, entry, unit = (
+            self.choices,
+            self.page_size_tokens,
+            self.entry_bytes,
+            self.unit,
+        )
+        mapping, strides = self.mapping, choices.cache
+        if strides.kind == "overlapping":  # legal only in a cache that is read
+            strides = CacheStrides()
+        span = mapping.num_tokens if mapping.order != "one slot" else 1
+        pages = -(-(span + mapping.first) // size) + choices.spare_pages
+        if strides.kind == "packed pool":
+            pages = min(pages, 6)
+        page_stride, slot_stride = strides.resolve(entry, unit, size, pages)
+        if self.quantity in ("page", "packed page"):
+            if strides.kind == "slots first":
+                page_stride, slot_stride = size * entry, entry
+            if self.quantity == "packed page":
+                packed = PACKED_PAGE_STRIDES[self.crossing.extra % len(PACKED_PAGE_STRIDES)]
+                page_stride = max(packed, page_stride)
+            page_stride = max(page_stride, rounded_up(self.boundary.first_index(2**30), unit))
+            pages = self.boundary.first_index(page_stride)
+            pages += 0 if self.crossing.below else 1 + self.crossing.extra
+        elif self.quantity == "page stride":
+            last = 1 + self.crossing.extra
+            pages, slot_stride = last + 1, entry
+            page_stride = self.stride_at_boundary(last, unit, further=False)
+        elif self.quantity == "slot stride":
+            self.page_size_tokens = size = max(2, size)
+            pages, page_stride = 1 + self.crossing.extra, entry
+            slot_stride = self.stride_at_boundary(size - 1, unit)
+        elif self.quantity == "slot index":
+            self.page_size_tokens = size = min(size, 4)
+            room = _room(self._limit)
+            pages = min(INT32_MAX - self.crossing.extra // 2, room // (size * entry))
+            page_stride, slot_stride = size * entry, entry
+        self.num_pages = max(pages, 0)
+        self.page_stride_bytes, self.slot_stride_bytes = page_stride, slot_stride
+
+    def stride_at_boundary(self, index: int, alignment_bytes: int, *, further: bool = True) -> int:
+        """The stride that puts `index` just past the boundary, or just below it."""
+        stride = self.boundary.stride_bytes(index, alignment_bytes)
+        if self.crossing.below:
+            return stride - alignment_bytes
+        return stride + (self.crossing.extra * alignment_bytes if further else 0)
+
+    def row_stride_bytes(self, row_bytes: int) -> int:
+        """Of an input with rows of that size."""
+        if self.quantity == "input row":
+            return self.stride_at_boundary(self.num_tokens - 1, self.input_unit)
+        padding = self.choices.row_padding
+        if padding == -2:
+            return 0
+        if padding == -1:
+            return max(row_bytes - self.input_unit, 0)
+        return row_bytes + padding * self.input_unit
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+INDEX_ARGUMENTS = ("slot_mapping", "counts")
+
+
+def index_arguments(case: Case) -> dict[str, Argument]:
+    """slot_mapping and counts, as the lies see them."""
+    has_counts = "counts" in case.values
+    i64 = int(Dtype.I64)
+    return {
+        "slot_mapping": Argument(i64, 1, 8 * case.sizes["num_tokens"], 8),
+        "counts": Argument(i64, 1, 16 if has_counts else 0, 8, is_absent=not has_counts),
+    }
+
+
+def row_lies(case: Case, *rows: str) -> list[Lie]:
+    """Inputs with fewer rows than slot_mapping has tokens."""
+    tokens = max(case.sizes["num_tokens"], 1)
+    return [
+        Lie("input_rows", {name: fewer, "num_tokens": tokens})
+        for name in rows
+        for fewer in (tokens - 1, 0, -1)
+    ]
+
+
+def reach(case: Case, strides: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Stride -> what it adds to an extent. strides: name -> (size that counts, ...)."""
+    sizes = case.sizes
+    return {
+        name: (sizes[size] - 1) * sizes[name] if sizes[size] > 1 else 0
+        for name, (size, _) in strides.items()
+    }
