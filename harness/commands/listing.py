@@ -19,7 +19,9 @@ def listing() -> int:
             if subject.operation != operation:
                 continue
             promise = (
-                "promises to contain hostile values" if subject.promises_containment else "no containment"
+                "promises to contain hostility"
+                if subject.promises_containment
+                else "no containment"
             )
             text = subject.summary if subject.twin is None else ""
             faults = f"faults: {subject.faults}" if subject.faults else ""
