@@ -140,7 +140,7 @@ class EntryReferences(EntryGather):
                 dst_offsets[claimed],
                 values[claimed],
                 dst_element_bytes,
-                self.free_nans(plan, values[claimed]),
+                free_nans=self.free_nans(plan, values[claimed]),
             )
             may_write = IntervalSet.of_runs(dst_offsets[claimed], row_bytes)
         footprints = self.index_footprints(plan, pages) if runs else {}
@@ -274,7 +274,10 @@ class EntryReferences(EntryGather):
         if decreasing:
             offsets, values = _runs(claims, row_bytes)
             contested = Contested(
-                offsets, values, self.element_sizes(a)[1], self.free_nans(plan, values)
+                offsets,
+                values,
+                self.element_sizes(a)[1],
+                free_nans=self.free_nans(plan, values),
             )
         offsets, values = _runs(sorted(must.items()), row_bytes)
         return Expectation(
