@@ -18,11 +18,7 @@ def listing() -> int:
         for subject in subjects.subjects():
             if subject.operation != operation:
                 continue
-            promise = (
-                "promises to contain hostility"
-                if subject.promises_containment
-                else "no containment"
-            )
+            promise = "promises containment" if subject.promises_containment else "no containment"
             text = subject.summary if subject.twin is None else ""
             faults = f"faults: {subject.faults}" if subject.faults else ""
             rows.append((subject.name, "; ".join(filter(None, (text, promise, faults)))))
