@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Raises `SystemExit` for --help and the like."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
+    if threading.current_thread() is threading.main_thread():
+        # Else a compiler that is running would be left behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = _run(options, given)
         sys.stdout.flush()
