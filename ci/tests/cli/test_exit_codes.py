@@ -159,6 +159,26 @@ def test_terminated_while_compiling(no_compiler, tmp_path):
     assert not stat.exists() or stat.read_text().rsplit(")")[1].split()[0] == "Z"
 
 
+def test_streams_do_not_decide(tmp_path, root):
+    """A finding is exit 1 in an ASCII locale and without standard output, too."""
+    (case,) = root.glob("ci/tests/twins/table-over-read.json")
+    (tmp_path / "case.json").write_text(json.dumps(json.loads(case.read_text())["case"]))
+    subject = "--subject bundled:page-as-merged --device host"
+    command = f"{sys.executable} -m pagefuzz replay case.json {subject}"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for redirected, env in (("", ascii_only), (" >&-", {})):
+        done = subprocess.run(
+            command + redirected,
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_damaged_object(cli, tmp_path):
     """What is in the way is named, and what to do about it."""
     env = {"PAGEFUZZ_CACHE": str(tmp_path / "cache")}
