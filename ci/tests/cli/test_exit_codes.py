@@ -240,7 +240,7 @@ def test_list(cli):
     done = cli("list")
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
-    for word in ("cp_gather_cache", "bundled:page-as-merged", "contains hostile", "untouched"):
+    for word in ("cp_gather_cache", "bundled:page-as-merged", "promises containment", "untouched"):
         assert word in done.stdout
 
 
