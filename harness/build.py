@@ -38,6 +38,7 @@ _HOST_ONLY = ("ubsan", "asan", "coverage")
 _OLDEST_ARCH = 80
 _DEFAULT_ARCH = "90"
 _TAIL_LINES = 15
+_COMPILER_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -350,19 +351,34 @@ def commands(source: Path, spec: BuildSpec, target: Path) -> list[list[str]]:
 
 
 def _run(command: Sequence[str], source: Path) -> None:
+    """Runs a compiler; the last word of its command line is the file that it makes."""
+    made = Path(command[-1])
+    made.unlink(missing_ok=True)  # what a build that was interrupted left behind
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=_COMPILER_TIMEOUT_S,
         )
     except OSError as error:
         raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
-    if done.returncode != 0:
-        lines = done.stdout.decode(errors="replace").strip().splitlines()
-        tail = "\n".join(lines[-_TAIL_LINES:])
+    except subprocess.TimeoutExpired:
         raise CannotCheckError(
-            f"{Path(command[0]).name} failed on {source.name} (exit status {done.returncode}); the "
-            f"end of its output:\n{tail}"
-        )
+            f"{Path(command[0]).name} did not come to an end of {source.name} within "
+            f"{_COMPILER_TIMEOUT_S:g} s"
+        ) from None
+    code = done.returncode
+    if code == 0 and made.exists():
+        return
+    how = f"exit status {code}" if code >= 0 else f"ended by signal {-code}"
+    if code == 0:
+        how += f", but there is no {made.name}"
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    tail = "\n".join(lines[-_TAIL_LINES:])
+    said = f"the end of its output:\n{tail}" if tail else "it printed nothing"
+    raise CannotCheckError(f"{Path(command[0]).name} failed on {source.name} ({how}); {said}")
 
 
 # ---- the cache -----------------------------------------------------------------------------------

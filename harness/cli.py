@@ -7,9 +7,12 @@ a pass.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,7 +180,11 @@ def _add_device(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Raises `SystemExit` for --help and the like."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _accept_any_stream()
     options = parser().parse_args(given)
+    if threading.current_thread() is threading.main_thread():
+        # Else a compiler that is running would be left behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = _run(options, given)
         sys.stdout.flush()
@@ -193,6 +200,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - exit code 1 would mean findings
         traceback.print_exc()
         return _could_not(f"internal error: {type(error).__name__}: {error}; please report it")
+
+
+def _accept_any_stream() -> None:
+    """A closed stream, or one that cannot encode a character, must not decide the exit code."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="replace")
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:

@@ -47,7 +47,11 @@ class BuiltObject:
         try:
             self._library: Any = self._ffi.dlopen(str(path), self._ffi.RTLD_NOW)
         except OSError as error:
-            raise CannotCheckError(f"cannot load the built object: {error}") from None
+            why = str(error).partition("  Additionally")[0]  # where else cffi has looked
+            raise CannotCheckError(
+                f"cannot load the built object: {why.rstrip('.')}; if it is damaged, remove it, "
+                "and it is built again"
+            ) from None
         if (version := self._function("pf_abi_version")()) != ABI_VERSION:
             raise CannotCheckError(f"{path} has ABI version {version}, not {ABI_VERSION}")
         bits = self._function("pf_build_flags")()

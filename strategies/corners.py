@@ -178,6 +178,16 @@ def _padded_page(f: Facts) -> bool:
     return bool(f.spans) and slot == entry and dense < page < 2**16
 
 
+def _wider_than_its_end(f: Facts) -> bool:
+    """Every entry and row begins aligned to more than the length of one is a multiple of."""
+    _, slot, entry, _ = _pool(f)
+    row = f.stride("dst_row_stride_bytes", "dst_rows")
+    bases = f.placed("src")[0] | f.placed("dst")[0]
+    pages = f.stride("page_stride_bytes", "num_pages")
+    unit = entry & -entry
+    return bool(f.spans) and unit < 16 and (slot | row | bases | pages) % (2 * unit) == 0
+
+
 def _packed(f: Facts) -> bool:
     page, _, _, dense = _pool(f)
     return bool(f.spans) and 900_000 < page < 1_100_000 and dense < page
@@ -212,6 +222,9 @@ def _least_aligned(buffer: str) -> Predicate:
 
 _MEMORY: Mapping[str, Predicate] = {
     "cache: dense": _dense,
+    "cache: strides aligned beyond the entry": lambda f: (
+        f.page_size > 1 and f.sizes["dst_rows"] > 1 and _wider_than_its_end(f)
+    ),
     "cache: padded entries": _padded_entry,
     "cache: padded pages": _padded_page,
     "cache: packed pool": _packed,

@@ -286,7 +286,9 @@ class Gather:
     def _fit_rows(self) -> None:
         destination, total = self.choices.destination, sum(self.lengths)
         unit = self.row_element_bytes
-        row_stride = self._row_bytes() + destination.row_padding_elements * unit
+        row_stride = self.choices.cache.row_stride(
+            self._row_bytes(), unit, destination.row_padding_elements
+        )
         first, spare = destination.first_start, destination.spare_rows
         extra = destination.extra_tokens
         if self.quantity == "dst row":

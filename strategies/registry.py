@@ -15,6 +15,7 @@ from pagefuzz.oracles.registry import UnknownNameError
 from pagefuzz.strategies import operations as operations_package
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.refusals import lies_by_reason
 
 
 @cache
@@ -51,6 +52,12 @@ def cases_for(
         hostile=hostile, refused=refused, limit_bytes=limit_bytes
     )
     return strategy
+
+
+def lies_about(case: Case) -> list[Case]:
+    """Every lie that can be told about a sound case, each a refused case of its own."""
+    surface = _module(case.operation).surface(case)
+    return [lie.told(case) for lies in lies_by_reason(surface).values() for lie in lies]
 
 
 def corners_for(operation: str) -> Corners:

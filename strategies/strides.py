@@ -16,6 +16,9 @@ ELEMENT_BYTES = (1, 2, 4, 8)
 #: everything but its element alignment. Multiples of 8.
 PACKED_PAGE_STRIDES = (1_039_680, 1_002_240, 2**20, 1_000_008)
 
+#: What entries and rows that are aligned beyond their element are multiples of, in bytes.
+STRIDE_ALIGNMENTS = (16, 8, 4, 2)
+
 #: Stands for a second draw from the whole range.
 _ANY = 0
 
@@ -37,7 +40,8 @@ _ANY_ENTRY_BYTES = st.sampled_from(range(1, 5001))
 
 #: Layout of a paged cache -> weight.
 CACHES = {
-    "dense": 48,
+    "dense": 40,
+    "aligned": 8,
     "padded entry": 14,
     "padded page": 14,
     "padded both": 8,
@@ -86,11 +90,25 @@ class CacheStrides:
     """Layout of a paged cache before its sizes are known.
 
     kind              key of `CACHES`
-    padding_elements  between entries or pages; for a packed pool the index of its page stride
+    padding_elements  between entries or pages; for a packed pool the index of its page stride; of
+                      aligned ones the index of the alignment
     """
 
     kind: str = "dense"
     padding_elements: int = 0
+
+    @property
+    def alignment_bytes(self) -> int:
+        """That of entries and destination rows that are padded to more than their element; else
+        1. A copy as wide as the strides allow is then too wide for the end of an entry."""
+        if self.kind != "aligned":
+            return 1
+        return STRIDE_ALIGNMENTS[self.padding_elements % len(STRIDE_ALIGNMENTS)]
+
+    def row_stride(self, entry_bytes: int, element_bytes: int, padding_elements: int) -> int:
+        """Of the destination, in bytes, a multiple of the element."""
+        unit = max(element_bytes, self.alignment_bytes)
+        return rounded_up(entry_bytes + padding_elements * element_bytes, unit)
 
     def resolve(
         self, entry_bytes: int, element_bytes: int, page_size_tokens: int, num_pages: int
@@ -103,6 +121,9 @@ class CacheStrides:
             page = page_size_tokens * slot
         if self.kind in ("padded page", "padded both"):
             page += padding
+        if self.kind == "aligned":
+            slot = rounded_up(entry_bytes, max(element_bytes, self.alignment_bytes))
+            page = page_size_tokens * slot
         if self.kind == "packed pool":
             packed = PACKED_PAGE_STRIDES[self.padding_elements % len(PACKED_PAGE_STRIDES)]
             page = max(page, packed)

@@ -24,7 +24,7 @@ class RunnerProcess:
         self.done: Done | None = None
         self._unread = b""
         self._kill_at = None if job.deadline is None else job.deadline + GRACE_S
-        self._killed = self._stopped = False
+        self._killed = self._overdue = self._stopped = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
         self.handle, theirs = os.pipe()
         try:
@@ -73,6 +73,7 @@ class RunnerProcess:
         if self._process.poll() is not None:
             return True
         if self._kill_at is not None and time.monotonic() >= self._kill_at and not self._killed:
+            self._overdue = True
             self.kill()
         return False
 
@@ -103,6 +104,8 @@ class RunnerProcess:
         code = self._process.returncode
         if self.done is not None or (self._stopped and code == -signal.SIGTERM):
             return None  # or it was stopped before it had begun
-        if self._killed:
+        if self._overdue:
             return f"it did not end within {GRACE_S:.0f} s of being due and was killed", tail
+        if self._killed:
+            return "it was killed, as asked", tail
         return signal.Signals(-code).name if code < 0 else f"exit status {code}", tail

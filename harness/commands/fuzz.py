@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
         for subject in chosen
     ]
+    if options.report is not None:
+        _make_folder(options.report)
     build = _build_all(units, backend, options.build)
 
     time_s, cases = options.time, options.cases
@@ -121,6 +124,19 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _jobs_for(backend: str) -> int:
     cores = len(os.sched_getaffinity(0))
     return cores if backend == "host" else min(cores, MOST_CUDA_JOBS)
+
+
+def _make_folder(report: Path) -> None:
+    """Raises `CannotCheckError` if nothing can be written there, hours before it would matter."""
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=report):
+            pass
+    except OSError as error:
+        raise CannotCheckError(
+            f"cannot write reports into {report}: {error.strerror or error}; choose another folder "
+            "with --report"
+        ) from None
 
 
 def _build_all(units: Sequence[Unit], backend: str, build: str) -> str:

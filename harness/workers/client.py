@@ -34,6 +34,11 @@ _PATIENCE = 10
 
 _LOOK_EVERY_S = 0.5
 
+_UNKNOWN_END = "unknown end"
+
+#: Ends that come from outside of a worker.
+_BY_OTHERS = ("SIGKILL", _UNKNOWN_END)
+
 
 class ForkServer:
     """A fork server process, for any number of workers of this process. Threads may share it."""
@@ -270,19 +275,24 @@ class Worker:
     def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer | Death:
         """One case; how the process ended if it did so instead of answering.
 
-        A process that died of something else than a launch is replaced once. Raises `CaseError`
-        and `CannotCheckError`, the latter also if its successor does not get through either.
+        A process that died of something else than a launch, or that somebody else may have ended,
+        is replaced once. Raises `CaseError` and `CannotCheckError`, the latter also if its
+        successor does not get through either.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
+        doubtful: _Doubtful | None = None
         for _ in range(2):
             self.start()
             answer = self._ask(case, message)
-            if not isinstance(answer, _Unlaunched):
+            if not isinstance(answer, _Doubtful):
                 return answer
-            unlaunched = answer.death
-        raise CannotCheckError(f"a worker died twice, not of the launch: {_said(unlaunched)}")
+            doubtful = answer
+        assert doubtful is not None
+        if doubtful.launching:
+            return doubtful.death  # again: a launch that takes all memory ends like that
+        raise CannotCheckError(f"a worker died twice, not of the launch: {_said(doubtful.death)}")
 
-    def _ask(self, case: Case, message: Message) -> Answer | Death | _Unlaunched:
+    def _ask(self, case: Case, message: Message) -> Answer | Death | _Doubtful:
         running = self._running
         assert running is not None
         running.output.clear()
@@ -311,10 +321,12 @@ class Worker:
         if answer is None:
             stage = Stage(running.stage[0])
             death = self._bury("")
-            # A launch may have ruined the process, so that judging it dies. SIGKILL then is not
-            # its doing: somebody, or the kernel short of memory, ended the worker.
-            ruined = stage is Stage.JUDGING and death.how != "SIGKILL"
-            return death if stage is Stage.LAUNCHING or ruined else _Unlaunched(death)
+            # A launch may have ruined the process, so that judging it dies. SIGKILL, or an end that
+            # the server did not live to see, need not be its doing: somebody, or the kernel short
+            # of memory, ended the worker.
+            if stage in (Stage.LAUNCHING, Stage.JUDGING) and death.how not in _BY_OTHERS:
+                return death
+            return _Doubtful(death, stage is Stage.LAUNCHING and death.how == "SIGKILL")
         if "verdict" in answer:
             fixed = answer["fixed_bytes"]
             return Answer(
@@ -375,10 +387,11 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class _Unlaunched:
-    """A process died of something else than the case it was given."""
+class _Doubtful:
+    """A process died, but perhaps not of the case it was given. `launching`: during the launch."""
 
     death: Death
+    launching: bool
 
 
 def _how(status: int | None, output: str) -> str:
@@ -386,7 +399,7 @@ def _how(status: int | None, output: str) -> str:
     if "ERROR: AddressSanitizer: " in output:
         return "AddressSanitizer " + output.split("ERROR: AddressSanitizer: ")[1].split()[0]
     if status is None:
-        return "unknown end"
+        return _UNKNOWN_END
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

@@ -33,20 +33,32 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, flags, 0o644)
         except OSError as error:
-            raise CannotCheckError(
-                f"cannot keep a journal in {path}: {error.strerror}; PAGEFUZZ_CACHE may name "
-                "another folder for it"
-            ) from None
+            raise self._unwritable(error) from None
         self._size_bytes = os.fstat(self._file).st_size
 
     def write(self, case: Case) -> None:
-        """Survives the death of this process; not that of the machine, which would cost a sync."""
+        """Survives the death of this process; not that of the machine, which would cost a sync.
+
+        Raises `CannotCheckError` if it does not: what runs next could be lost.
+        """
         line = json.dumps({**self._about, "case": case.to_json()}, separators=(",", ":")) + "\n"
         data = line.encode()
-        if self._size_bytes + len(data) > _LIMIT_BYTES:
-            os.ftruncate(self._file, 0)
-            self._size_bytes = 0
-        self._size_bytes += os.write(self._file, data)
+        try:
+            if self._size_bytes + len(data) > _LIMIT_BYTES:
+                os.ftruncate(self._file, 0)
+                self._size_bytes = 0
+            written = os.write(self._file, data)
+            self._size_bytes += written
+            if written < len(data):
+                raise OSError(f"only {written} of {len(data)} bytes were written")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> CannotCheckError:
+        return CannotCheckError(
+            f"cannot keep a journal in {self.path}: {error.strerror or error}; PAGEFUZZ_CACHE may "
+            "name another folder for it"
+        )
 
     def close(self) -> None:
         """An orderly end: nothing was running."""

@@ -12,7 +12,7 @@ import traceback
 from typing import Any
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.memory.arena import DeviceFaultError
+from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.running import Assignment, Runner
 from pagefuzz.harness.workers.protocol import Message, Stage, receive, send
 from pagefuzz.oracles.case import Case, CaseError
@@ -29,8 +29,9 @@ def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -
 
     try:
         runner = Runner(Assignment(**assignment), enter)
-    except (CannotCheckError, DeviceFaultError) as error:
-        send(channel, {"cannot_check": str(error)})
+    except (CannotCheckError, DeviceFaultError, DoesNotFitError, MemoryError) as error:
+        said = str(error) or "a worker has not enough memory to start"
+        send(channel, {"cannot_check": said})
         return 0
     send(channel, {"ready": runner.device})
     try:

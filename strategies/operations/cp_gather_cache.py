@@ -230,7 +230,8 @@ def surface(case: Case) -> Surface:
         for name, (dtype, rank) in types.items()
     }
     entries = [0, -element_bytes, 2**31 * -element_bytes]
-    entries += [entry + element_bytes // 2] if element_bytes > 1 else []
+    if element_bytes > 1:  # the smaller one fits strides and extents: nothing else refuses it
+        entries += [entry + element_bytes // 2, entry - element_bytes // 2]
     rows = max(sizes["num_tokens"], 1)
     own = {
         "element_bytes": [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,79 @@ def test_compiler_that_fails(cli, no_compiler, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("kill -9 $$", "(ended by signal 9); it printed nothing"),
+        ("exit 0", "(exit status 0, but there is no cp_gather_cache.o); it printed nothing"),
+    ],
+)
+def test_compiler_that_makes_nothing(cli, no_compiler, tmp_path, does, said):
+    """A compiler that is killed, or that lies: what happened, and no tail of nothing."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {does}\n')
+    compiler.chmod(0o755)
+    env = {**no_compiler, "PATH": os.environ["PATH"], "PAGEFUZZ_CXX": str(compiler)}
+    assert _sentence(cli("fuzz", "--device", "host", env=env)).endswith(said)
+
+
+def test_terminated_while_compiling(no_compiler, tmp_path):
+    """SIGTERM is exit 2 and a sentence, and leaves no compiler behind."""
+    compiler = tmp_path / "g++"
+    pid_file = tmp_path / "pid"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ > {pid_file}\nexec sleep 100\n'
+    )
+    compiler.chmod(0o755)
+    env = {**os.environ, **no_compiler, "PATH": os.environ["PATH"], "PAGEFUZZ_CXX": str(compiler)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "pagefuzz", "fuzz", "--device", "host"],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        while not (pid_file.exists() and pid_file.read_text().strip()):
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.terminate()
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (2, "pagefuzz: interrupted before anything was checked\n")
+    stat = Path("/proc", pid_file.read_text().strip(), "stat")
+    assert not stat.exists() or stat.read_text().rsplit(")")[1].split()[0] == "Z"
+
+
+def test_streams_do_not_decide(tmp_path, root):
+    """A finding is exit 1 in an ASCII locale and without standard output, too."""
+    (case,) = root.glob("ci/tests/twins/table-over-read.json")
+    (tmp_path / "case.json").write_text(json.dumps(json.loads(case.read_text())["case"]))
+    subject = "--subject bundled:page-as-merged --device host"
+    command = f"{sys.executable} -m pagefuzz replay case.json {subject}"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for redirected, env in (("", ascii_only), (" >&-", {})):
+        done = subprocess.run(
+            command + redirected,
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_damaged_object(cli, tmp_path):
+    """What is in the way is named, and what to do about it."""
+    env = {"PAGEFUZZ_CACHE": str(tmp_path / "cache")}
+    fuzz = ["fuzz", "--device", "host", "--subject", "bundled:page", "--cases", "1"]
+    assert cli(*fuzz, env=env).returncode == 0
+    (made,) = (tmp_path / "cache").rglob("*.so")
+    made.write_bytes(b"junk")
+    sentence = _sentence(cli(*fuzz, env=env))
+    assert str(made) in sentence
+    assert sentence.endswith("if it is damaged, remove it, and it is built again")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (None, "cannot read the case file"),
@@ -165,7 +240,7 @@ def test_list(cli):
     done = cli("list")
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
-    for word in ("cp_gather_cache", "bundled:page-as-merged", "contains hostile", "untouched"):
+    for word in ("cp_gather_cache", "bundled:page-as-merged", "promises containment", "untouched"):
         assert word in done.stdout
 
 

@@ -204,12 +204,24 @@ def _children(pid: int) -> list[str]:
 
 def test_a_report_that_cannot_be_written_hides_no_finding(cli, tmp_path):
     """Findings are exit 1 even where neither they nor the summary can be stored."""
-    (tmp_path / "report").write_text("a file is in the way")
+    (tmp_path / "report" / "summary.json").mkdir(parents=True)
+    (tmp_path / "report" / "findings").write_text("a file is in the way")
     done = cli("fuzz", *HOST, *FAULTY, "--cases", "5", "--report", "report")
     assert done.returncode == 1
     assert "BOUNDS  read past block_table" in done.stdout
     assert "cannot store a finding in report/findings" in done.stderr
     assert "cannot write report/summary.json" in done.stderr
+
+
+def test_a_report_folder_that_cannot_be_made(cli, tmp_path):
+    """Said before anything runs, not at the end of the night."""
+    (tmp_path / "report").write_text("a file is in the way")
+    for folder in ("report", "report/deeper"):
+        done = cli("fuzz", *HOST, "--profile", "nightly", "--report", folder)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"pagefuzz: cannot write reports into {folder}: ")
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_debug_profile(cli):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +95,6 @@ def wait_until_gone(pids: list[int], timeout_s: float = 10) -> None:
         (EXIT_3, "exit status 3"),
         (EXIT_0, "exit status 0"),
         (NOISE, "SIGBUS"),
-        (KILL, "SIGKILL"),
     ],
 )
 def test_a_death_is_named_and_the_next_case_runs(worker: Worker, num_pages: int, how: str) -> None:
@@ -105,6 +106,28 @@ def test_a_death_is_named_and_the_next_case_runs(worker: Worker, num_pages: int,
     assert death.how == how
     assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
     assert worker.pid != first
+    assert worker.deaths == 1
+
+
+def test_a_launch_that_is_killed_twice_is_a_death(worker: Worker) -> None:
+    """SIGKILL may come from anyone: it counts against the case when it strikes again."""
+    death = worker.run(case_of(KILL))
+    assert isinstance(death, Death)
+    assert death.how == "SIGKILL"
+    assert worker.deaths == 2
+
+
+@pytest.mark.parametrize("whom", ["worker", "server"])
+def test_a_launch_that_somebody_else_ends_is_run_again(worker: Worker, whom: str) -> None:
+    """A kill from outside in the middle of a launch is no death of the case."""
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    pid = worker.pid if whom == "worker" else shared_server().pid
+    assert pid is not None
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(worker.run, case_of(NAP))
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        assert outcome(answer.result()) is Outcome.CLEAN
     assert worker.deaths == 1
 
 
@@ -329,3 +352,33 @@ def test_a_journal_that_cannot_be_written_cannot_be_checked(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotCheckError, match=r"cannot keep a journal in .*PAGEFUZZ_CACHE"):
         Journal(tmp_path / "file" / "journal.jsonl")
+
+
+def test_a_journal_on_a_full_disk_cannot_be_checked(tmp_path: Path) -> None:
+    """A case that cannot be kept is not run: one sentence, whether all or a part was refused."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(
+                CannotCheckError, match=r"cannot keep a journal in .*PAGEFUZZ_CACHE"
+            ):
+                journal.write(case_of(HARMLESS))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    journal.close()
+
+
+def test_a_worker_without_memory_cannot_check(assignment: Assignment) -> None:
+    """Too little address space for a worker's buffers is one sentence about that."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    server = shared_server()
+    size_bytes = int(Path(f"/proc/{server.pid}/statm").read_text().split()[0]) * 4096
+    resource.prlimit(server.pid, resource.RLIMIT_AS, (size_bytes + 2**27, before[1]))
+    worker = Worker(assignment, timeout_s=30)
+    try:
+        with pytest.raises(CannotCheckError, match=r"memory|address space"):
+            worker.run(case_of(HARMLESS))
+    finally:
+        close_servers()

@@ -9,6 +9,7 @@ from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies import reported
 from pagefuzz.strategies.facts import Facts
+from pagefuzz.strategies.refusals import REASONS
 
 OPERATION = "cp_gather_cache"
 NAMES = sorted(reported.examples_for(OPERATION))
@@ -94,3 +95,15 @@ def test_report_29_has_empty_requests():
     assert 1 not in facts_of("29-empty-last").live
     assert facts_of("29-empty-among-others").live == {0, 2}
     assert facts_of("29-all-empty").live == set()
+
+
+def test_every_lie_is_told_once() -> None:
+    """Before anything is drawn, each reason to refuse is reached about each buffer it can hit."""
+    asked, told = operation(OPERATION), reported.lies_for(OPERATION)
+    reasons: set[str] = set()
+    for case in told:
+        refusals = asked.refusals(asked.plan(case))
+        assert refusals, case.dumps()
+        reasons |= {refusal.reason for refusal in refusals}
+    assert set(REASONS) <= reasons
+    assert len(told) > 100
