@@ -146,7 +146,10 @@ def test_live_terminal(tmp_path: Path):
     ours, theirs = pty.openpty()
     env = {k: v for k, v in os.environ.items() if k != "CI"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pagefuzz", "fuzz", "--device", "host", "--time", "3s"],
+        [
+            *(sys.executable, "-m", "pagefuzz", "fuzz", "--op", "cp_gather_cache"),
+            *("--device", "host", "--time", "3s"),
+        ],
         cwd=tmp_path,
         env={**env, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"},
         stdin=theirs,
