@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.strategies import registry
 
-_CASES: dict[str, dict[str, Callable[[], Case]]] = {"cp_gather_cache": {}}
+_CASES: dict[str, dict[str, Callable[[], Case]]] = {
+    "cp_gather_cache": {},
+    "gather_and_maybe_dequant_cache": {},
+}
 
 
 def _reported(operation: str, name: str) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
@@ -278,3 +281,70 @@ def all_empty() -> Case:
     """Report 29: no request has rows, although there is room for some."""
     case = _lengths(0, 0, 0)
     return case.with_sizes(num_tokens=4, dst_rows=4)
+
+
+# ---- gather_and_maybe_dequant_cache --------------------------------------------------------------
+
+
+def _dequant(length: int, *, page_size_tokens: int, table_width: int, seq_start: int) -> Case:
+    """One request of E4M3 codes, 64 to a token, to bf16 at scale 1/2."""
+    return Case(
+        operation="gather_and_maybe_dequant_cache",
+        sizes={
+            "num_requests": 1,
+            "num_tokens": length,
+            "page_size_tokens": page_size_tokens,
+            "num_pages": table_width,
+            "table_width": table_width,
+            "table_row_stride": table_width,
+            "page_stride_bytes": page_size_tokens * 64,
+            "slot_stride_bytes": 64,
+            "dst_rows": length,
+            "dst_row_stride_bytes": 128,
+            "entry_elements": 64,
+            "kv_dtype": 1,
+            "dst_dtype": 8,
+            "has_terminal": 1,
+        },
+        values={
+            "block_table": Values("reversed"),
+            "starts": Values.literal(0, length),
+            "seq_starts": Values.literal(seq_start),
+            "scale": Values.literal(0x3F000000),
+            "counts": Values.literal(0, 0),
+        },
+    )
+
+
+@_reported("gather_and_maybe_dequant_cache", "4-past-the-row")
+def maybe_dequant_past_the_row() -> Case:
+    """Report 4: table [1, 2], BS 64, seq_starts [128], starts [0, 65]: both pages lie past it."""
+    return _dequant(65, page_size_tokens=64, table_width=2, seq_start=128)
+
+
+def _sixteen_pages(length: int) -> Case:
+    return _dequant(length, page_size_tokens=16, table_width=16, seq_start=0)
+
+
+@_reported("gather_and_maybe_dequant_cache", "28-240-tokens")
+def tokens_240() -> Case:
+    """Report 28, 15 full pages of 16: right."""
+    return _sixteen_pages(240)
+
+
+@_reported("gather_and_maybe_dequant_cache", "28-241-tokens")
+def tokens_241() -> Case:
+    """Report 28, the sixteenth page has one token: wrong."""
+    return _sixteen_pages(241)
+
+
+@_reported("gather_and_maybe_dequant_cache", "28-255-tokens")
+def tokens_255() -> Case:
+    """Report 28, the sixteenth page lacks one token: wrong."""
+    return _sixteen_pages(255)
+
+
+@_reported("gather_and_maybe_dequant_cache", "28-256-tokens")
+def tokens_256() -> Case:
+    """Report 28, 16 full pages: right."""
+    return _sixteen_pages(256)

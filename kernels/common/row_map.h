@@ -82,6 +82,22 @@ struct RowMap {
     return found;
   }
 
+  /// The last request whose rows begin at or before `row`, which must lie in [row_boundary(0),
+  /// row_boundary(num_requests)). It claims the row; below m, see above, it is the only one.
+  __device__ __forceinline__ index64 row_owner(index64 row) const {
+    index64 request = 0;
+    index64 above = num_requests;
+    while (request + 1 < above) {
+      const index64 middle = (request + above) / 2;
+      if (row_boundary(middle) <= row) {
+        request = middle;
+      } else {
+        above = middle;
+      }
+    }
+    return request;
+  }
+
   __device__ __forceinline__ RequestSpan span(index64 request) const {
     const index64 start = starts.load(request);
     const index64 row_begin = clamped(start);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/index_arguments.h"
 #include "common/launch.h"
 #include "common/moves.h"
 #include "common/object.h"
@@ -88,21 +89,15 @@ int64_t entry_bytes(const Args& a) { return a.entry_elements * src_element_bytes
 int64_t row_bytes(const Args& a) { return a.entry_elements * dst_element_bytes(a); }
 
 bool types_acceptable(const Args& a, pf::Refusals& refusals) {
-  const bool has_seq_starts = !pf::absent(a.seq_starts);
   const bool has_scale = !pf::absent(a.scale);
-  const bool has_counts = !pf::absent(a.counts);
   const int32_t codes = a.kv_dtype == kFp8E4M3 ? PF_E4M3 : PF_E5M2;
   return refusals.require(has_scale || a.kv_dtype == kAuto, "scale is null, kv_dtype {} needs one", a.kv_dtype) &&
          refusals.rank("src", a.src, 3) &&
          (a.kv_dtype == kAuto ? refusals.dtype("src", a.src, static_cast<int32_t>(a.dst_dtype))
                               : a.src.dtype == PF_U8 || refusals.dtype("src", a.src, codes)) &&
          refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, static_cast<int32_t>(a.dst_dtype)) &&
-         refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
-         refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
-         (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
-                              refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
          (!has_scale || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
-         (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+         pf::index_types_acceptable(a, refusals);
 }
 
 bool acceptable(const Args& a, pf_message* message) {
@@ -115,20 +110,16 @@ bool acceptable(const Args& a, pf_message* message) {
       refusals.in_range("kv_dtype", a.kv_dtype, kAuto, kFp8E5M2) &&
       refusals.require(a.dst_dtype == PF_F32 || a.dst_dtype == PF_F16 || a.dst_dtype == PF_BF16,
                        "dst_dtype is {}, it must be that of f32, f16 or bf16", a.dst_dtype) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
-      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
-      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
-      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
+      pf::gather_sizes_acceptable(a, refusals) &&
       refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
   if (!scalars || !types_acceptable(a, refusals)) return false;
 
   // The stride of a dimension of size <= 1 is never looked at.
   const bool many_rows = a.dst_rows > 1;
-  const bool many_requests = a.num_requests > 1;
   const bool many_pages = a.num_pages > 1;
   const bool many_slots = a.page_size_tokens > 1;
   const bool strides =
-      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
       (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, src_element_bytes(a))) &&
       (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, src_element_bytes(a))) &&
       (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, dst_element_bytes(a)) &&
@@ -141,25 +132,13 @@ bool acceptable(const Args& a, pf_message* message) {
   const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
   const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
   const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
-  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
-  const bool no_requests = a.num_requests == 0;
   return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + entry_bytes(a)) &&
          refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + row_bytes(a)) &&
-         refusals.extent("block_table", a.block_table,
-                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
-         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
-         (pf::absent(a.seq_starts) || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
          (pf::absent(a.scale) || refusals.extent("scale", a.scale, 4)) &&
-         (pf::absent(a.counts) || refusals.extent("counts", a.counts, 16)) &&
          refusals.base("src", a.src, src_element_bytes(a)) && refusals.base("dst", a.dst, dst_element_bytes(a)) &&
-         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
-         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("scale", a.scale, 4) &&
-         refusals.base("counts", a.counts, 8) && refusals.disjoint("dst", a.dst, "src", a.src) &&
-         refusals.disjoint("dst", a.dst, "block_table", a.block_table) &&
-         refusals.disjoint("dst", a.dst, "starts", a.starts) &&
-         refusals.disjoint("dst", a.dst, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst", a.dst, "scale", a.scale) &&
-         refusals.disjoint("dst", a.dst, "counts", a.counts);
+         refusals.base("scale", a.scale, 4) && refusals.disjoint("dst", a.dst, "src", a.src) &&
+         refusals.disjoint("dst", a.dst, "scale", a.scale) && pf::index_memory_acceptable(a, refusals) &&
+         pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
@@ -325,22 +304,6 @@ __global__ void __launch_bounds__(256) gather_pages(Gather g) {
 
 // ---- schedule: token --------------------------------------------------------------------------------
 
-// The last request whose rows begin at or before `row`, which lies in [row_boundary(0), row_boundary(R)).
-// It claims the row. Below the least start after a decrease, that request is the only one.
-__device__ __forceinline__ index64 row_owner(const Gather& g, index64 row) {
-  index64 request = 0;
-  index64 above = g.map.num_requests;
-  while (request + 1 < above) {
-    const index64 middle = (request + above) / 2;
-    if (g.map.row_boundary(middle) <= row) {
-      request = middle;
-    } else {
-      above = middle;
-    }
-  }
-  return request;
-}
-
 // Where a row goes and comes from; `exists` is false if it comes from nowhere. The first row of a page
 // counts for it.
 struct RowWork {
@@ -350,7 +313,7 @@ struct RowWork {
 };
 
 __device__ PF_BODY RowWork row_work(const Gather& g, index64 row) {
-  const index64 request = row_owner(g, row);
+  const index64 request = g.map.row_owner(row);
   const pf::RequestSpan span = g.map.span(request);
   const bool first_row = row == span.row_begin;
   if (!span.placed) {
@@ -479,16 +442,12 @@ auto by_move(const Args& a, int64_t elements, Choose choose) {
   }
 }
 
-// The same for one element at a time.
+// The same for one element at a time: wider moves, which it never takes, are not compiled.
 template <class Choose>
 auto by_element_move(const Args& a, Choose choose) {
   return by_move(a, 1, [&](auto chosen) {
     using Move = typename decltype(chosen)::type;
-    if constexpr (Move::kSrcBytes == 1 || (Move::kSrcBytes == Move::kDstBytes && Move::kSrcBytes <= 4)) {
-      return choose(pf::Chosen<Move>{});
-    } else {
-      return choose(pf::Chosen<pf::Copy<2>>{});  // never: an element is no wider
-    }
+    return choose(pf::Chosen<std::conditional_t<(Move::kDstBytes <= 4), Move, pf::Copy<2>>>{});
   });
 }
 
