@@ -1,62 +1,11 @@
 // What the kernels of gathers share beyond the row mapping: the table, the counters, and the walk over pages.
 //
-// `Args` and `Buffer` ids are those of the operation; fields that all gathers have go by the same names.
+// `Args` is any args struct with the members that cp_gather_cache's has.
 #pragma once
 
-#include <algorithm>
-
-#include "common/refusals.h"
 #include "common/row_map.h"
 
 namespace pf {
-
-// ---- launchers' side --------------------------------------------------------------------------------
-
-/// The refusals that sizes give a reason for, the payload's own ones aside.
-template <class Args>
-bool acceptable_sizes(Refusals& refusals, const Args& a) {
-  return refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-         refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
-         refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
-         refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
-         refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
-         refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens,
-                          a.dst_rows);
-}
-
-/// Those of the index buffers: types, stride, extents, bases. Sizes must be acceptable.
-template <class Args>
-bool acceptable_index(Refusals& refusals, const Args& a) {
-  const bool has_seq_starts = !absent(a.seq_starts);
-  const bool has_counts = !absent(a.counts);
-  const bool no_requests = a.num_requests == 0;
-  const bool many_requests = a.num_requests > 1;
-  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
-  return refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
-         refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
-         (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
-                              refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
-         (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64))) &&
-         (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-         refusals.extent("block_table", a.block_table,
-                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
-         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
-         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("block_table", a.block_table, 4) &&
-         refusals.base("starts", a.starts, 4) && refusals.base("seq_starts", a.seq_starts, 4) &&
-         refusals.base("counts", a.counts, 8);
-}
-
-/// A destination may meet neither the index buffers nor the counters.
-template <class Args>
-bool disjoint_from_index(Refusals& refusals, const Args& a, const char* name, const pf_array& destination) {
-  return refusals.disjoint(name, destination, "block_table", a.block_table) &&
-         refusals.disjoint(name, destination, "starts", a.starts) &&
-         refusals.disjoint(name, destination, "seq_starts", a.seq_starts) &&
-         refusals.disjoint(name, destination, "counts", a.counts);
-}
-
-// ---- device side ------------------------------------------------------------------------------------
 
 enum Counter : int { kPadding, kSkipped };
 

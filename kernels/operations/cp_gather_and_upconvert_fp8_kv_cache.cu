@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/fp8.h"
+#include "common/index_arguments.h"
 #include "common/launch.h"
 #include "common/object.h"
 #include "common/packed.h"
@@ -88,7 +89,10 @@ constexpr int kWarps = 8;
 bool acceptable(const Args& a, pf_message* message) {
   pf::say(message, "");
   pf::Refusals refusals(message);
-  if (!pf::acceptable_sizes(refusals, a)) return false;
+  const bool scalars =
+      refusals.struct_size(a.struct_bytes, sizeof(Args)) && pf::gather_sizes_acceptable(a, refusals) &&
+      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+  if (!scalars) return false;
 
   // The stride of a dimension of size <= 1 is never looked at.
   const bool many_rows = a.dst_rows > 1;
@@ -96,7 +100,8 @@ bool acceptable(const Args& a, pf_message* message) {
   const bool many_slots = a.page_size_tokens > 1;
   const bool payload =
       refusals.rank("src", a.src, 3) && refusals.dtype("src", a.src, PF_U8) && refusals.rank("dst", a.dst, 2) &&
-      refusals.dtype("dst", a.dst, PF_BF16) &&
+      refusals.dtype("dst", a.dst, PF_BF16) && pf::index_types_acceptable(a, refusals) &&
+      (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
       (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
                        refusals.require(a.page_stride_bytes >= kRecordBytes,
                                         "page_stride_bytes is {}, below the {} bytes of a record",
@@ -117,8 +122,8 @@ bool acceptable(const Args& a, pf_message* message) {
   const Extent rows = many_rows && a.num_tokens > 0 ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
   return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + kRecordBytes) &&
          refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + kRowBytes) &&
-         refusals.base("src", a.src, 4) && refusals.base("dst", a.dst, 2) && pf::acceptable_index(refusals, a) &&
-         refusals.disjoint("dst", a.dst, "src", a.src) && pf::disjoint_from_index(refusals, a, "dst", a.dst);
+         refusals.base("src", a.src, 4) && refusals.base("dst", a.dst, 2) && pf::index_memory_acceptable(a, refusals) &&
+         refusals.disjoint("dst", a.dst, "src", a.src) && pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
@@ -227,25 +232,6 @@ __global__ void __launch_bounds__(kThreads) upconvert_pages(Upconvert g) {
 
 // ---- schedule: token --------------------------------------------------------------------------------
 
-// The request that claims `row`, by a binary search for the last clamped start that is not above it. `row`
-// must lie between the first and the last row boundary. Where starts decrease, m is the least boundary
-// after the first fall: no start beyond the fall is below m, so that for a row below m the starts that are
-// not above it still are the first ones. For any row, the boundaries on both sides of what is found were
-// looked at, so that the request does claim it.
-__device__ __forceinline__ index64 claimant(const Upconvert& g, index64 row) {
-  index64 request = 0;
-  index64 above = g.gather.map.num_requests;
-  while (request + 1 < above) {
-    const index64 middle = (request + above) / 2;
-    if (g.gather.map.row_boundary(middle) <= row) {
-      request = middle;
-    } else {
-      above = middle;
-    }
-  }
-  return request;
-}
-
 // A warp has one row at a time.
 template <class Widths>
 __global__ void __launch_bounds__(kThreads) upconvert_tokens(Upconvert g) {
@@ -254,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) upconvert_tokens(Upconvert g) {
   const index64 step = index64(gridDim.x) * kWarps;
   const index64 warp = index64(blockIdx.x) * kWarps + threadIdx.y;
   for (index64 row = g.gather.map.row_boundary(0) + warp; row < end; row += step) {
-    const index64 request = claimant(g, row);
+    const index64 request = g.gather.map.row_owner(row);
     const pf::RequestSpan span = g.gather.map.span(request);
     const bool is_first_row = row == span.row_begin;
     const bool is_first_lane = threadIdx.x == 0;

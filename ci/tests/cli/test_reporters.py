@@ -147,8 +147,8 @@ def test_live_terminal(tmp_path: Path):
     env = {k: v for k, v in os.environ.items() if k != "CI"}
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "pagefuzz", "fuzz", "--device", "host", "--time", "3s"),
-            *("--op", "cp_gather_cache"),
+            *(sys.executable, "-m", "pagefuzz", "fuzz", "--op", "cp_gather_cache"),
+            *("--device", "host", "--time", "3s"),
         ],
         cwd=tmp_path,
         env={**env, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"},

@@ -69,9 +69,7 @@ def test_correct_kernels_are_silent_on_the_same_cases(
 ) -> None:
     """What shows a planted fault shows nothing on the kernels without it."""
     with Checker(operation, subject, "host", build) as checker:
-        for name in NAMES:
-            if case_of(name).operation != operation:
-                continue
+        for name in (name for name in NAMES if case_of(name).operation == operation):
             verdict = checker.check(case_of(name))
             assert verdict.outcome is Outcome.CLEAN, (name, verdict.failures)
             assert verdict.launches == 2
