@@ -55,16 +55,18 @@ def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> Non
     assert verdict.failures[0].judgement == planted(name)[build]
 
 
+OPERATIONS = sorted({case_of(name).operation for name in NAMES})
+
+
 @pytest.mark.parametrize("build", ["checked", "release"])
 @pytest.mark.parametrize("subject", ["bundled:page", "bundled:token"])
-@pytest.mark.parametrize("operation", sorted({case_of(name).operation for name in NAMES}))
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_correct_kernels_are_silent_on_the_same_cases(
     operation: str, subject: str, build: str
 ) -> None:
     """What shows a planted fault shows nothing on the kernels without it."""
-    names = [name for name in NAMES if case_of(name).operation == operation]
     with Checker(operation, subject, "host", build) as checker:
-        for name in names:
+        for name in (name for name in NAMES if case_of(name).operation == operation):
             verdict = checker.check(case_of(name))
             assert verdict.outcome is Outcome.CLEAN, (name, verdict.failures)
             assert verdict.launches == 2
@@ -158,7 +160,7 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
         check(case, device="tpu")
     with pytest.raises(CannotCheckError, match="unknown build flag 'fast'"):
         check(case, build="fast")
-    with pytest.raises(CannotCheckError, match=r"is one of cp_gather_cache.*, not of nothing"):
+    with pytest.raises(CannotCheckError, match=r"is one of .*cp_gather_cache.*, not of nothing"):
         check(replace(case, operation="nothing"))
     with pytest.raises(CaseError, match="unknown 'width'"):
         check(case.with_sizes(width=1))
