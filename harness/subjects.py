@@ -200,7 +200,8 @@ def subject(name: str, operation: str | None = None) -> Subject:
             f"subject {name!r} is one of several operations; name one: {several}"
         )
     if found:
-        raise CannotCheckError(f"subject {name!r} is one of {found[0].operation}, not{of}")
+        several = ", ".join(s.operation for s in found)
+        raise CannotCheckError(f"subject {name!r} is one of {several}, not{of}")
     names = ", ".join(s.name for s in subjects() if operation in (None, s.operation))
     raise CannotCheckError(
         f"unknown subject {name!r}; there is {names}{of}, and {TWIN}:<path of a .toml file>"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes
 from pagefuzz.oracles.verdict import CaseClass
@@ -41,11 +42,13 @@ class Contested:
     offsets   int64 [n], byte offsets of claimed runs in the buffer; an offset may repeat
     values    uint8 [n, run_bytes], what that claimant writes there
     element_bytes  the unit that may not be torn; divides run_bytes
+    free_nans      elements of `values` whose bits are free, if any; elements of element_bytes
     """
 
     offsets: npt.NDArray[np.int64]
     values: Bytes
     element_bytes: int
+    free_nans: FreeNans | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class Expected:
 
     offsets   int64 [n], ascending and disjoint runs; together they are `Footprint.must_write`
     values    uint8 [n, run_bytes]
+    free_nans  elements of `values` whose bits are free, if any
     """
 
     offsets: npt.NDArray[np.int64]
     values: Bytes
     contested: Contested | None = None
+    free_nans: FreeNans | None = None
 
 
 @dataclass(frozen=True)

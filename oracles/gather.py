@@ -90,6 +90,13 @@ class GatherOperation(Operation):
         }
     )
 
+    #: Sources of whose payload a case may give a part; the operation says which (`_images`).
+    payload_values: ClassVar[frozenset[str]] = frozenset()
+
+    #: Index buffers of the operation's own, of a fixed number of elements, such as a scale: name ->
+    #: dtype and elements. Their values are given as integers of that size.
+    words: ClassVar[Mapping[str, tuple[Dtype, int]]] = MappingProxyType({})
+
     #: Reasons of `payload_refusals` after which extents mean nothing.
     unmeasurable: ClassVar[frozenset[str]] = frozenset({"entry_bytes"})
 
@@ -125,11 +132,10 @@ class GatherOperation(Operation):
         for name in ("block_table", "starts"):
             if name not in case.values:
                 raise CaseError(f"values of {self.name} needs {name!r}; it is not optional")
+        index_buffers = self._index_buffers()
         for name in case.values:
-            if name not in _INDEX_BUFFERS:
-                raise CaseError(
-                    f"{name} holds payload; values may name {', '.join(_INDEX_BUFFERS)}"
-                )
+            if name not in index_buffers and name not in self.payload_values:
+                raise CaseError(f"{name} holds payload; values may name {', '.join(index_buffers)}")
         laid = self._laid_out(case.sizes)
         plan = Plan(
             case,
@@ -145,6 +151,10 @@ class GatherOperation(Operation):
             for name, buffer in plan.buffers.items()
         }
         return Plan(case, plan.arguments, buffers)
+
+    def _index_buffers(self) -> dict[str, tuple[Dtype, int]]:
+        """dtype and rank of every index buffer, counters included."""
+        return {**_INDEX_BUFFERS, **{name: (dtype, 1) for name, (dtype, _) in self.words.items()}}
 
     def _laid_out(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes as they are, or the nearest with which memory can be laid out."""
@@ -168,13 +178,17 @@ class GatherOperation(Operation):
         required["starts"] = 4 * (requests + sizes["has_terminal"]) if requests else 0
         required["seq_starts"] = 4 * requests
         required["counts"] = 16
+        required |= {name: dtype.size_bytes * n for name, (dtype, n) in self.words.items()}
         return required
 
     def _buffers(
         self, case: Case, laid: Mapping[str, int], *, sound: bool
     ) -> dict[str, PlannedBuffer]:
         required = self._required(laid)
-        types: dict[str, tuple[int, int]] = {**self.payload_types(laid), **_INDEX_BUFFERS}
+        types: dict[str, tuple[int, int]] = {
+            **self.payload_types(laid),
+            **self._index_buffers(),
+        }
         overrides = case.overrides
         too_large = sum(required.values()) > MAX_MEMORY_BYTES
         buffers = {}
@@ -240,6 +254,7 @@ class GatherOperation(Operation):
         vectors = {}
         starts_count = requests + sizes["has_terminal"] if requests else 0
         counts = {"starts": starts_count, "seq_starts": requests, "counts": 2}
+        counts |= {name: count for name, (_, count) in self.words.items()}
         for name, count in counts.items():
             if name not in values:
                 continue
@@ -300,15 +315,16 @@ class GatherOperation(Operation):
         before = len(found)
         self.payload_refusals(found, plan)
         measurable &= all(refusal.reason not in self.unmeasurable for refusal in found[before:])
-        for name, (dtype, rank) in _INDEX_BUFFERS.items():
+        optional = {role.name for role in self.buffers if role.optional}
+        for name, (dtype, rank) in self._index_buffers().items():
             if name in buffers:
-                if not (name in ("seq_starts", "counts") and is_absent(buffers[name])):
+                if not (name in optional and is_absent(buffers[name])):
                     check_dtype(found, buffers[name], (dtype,))
                     check_rank(found, buffers[name], rank)
                 check_pointer(found, plan, name, dtype.size_bytes)
         if measurable:
             required = self._required(arguments)
-            for name in ("seq_starts", "counts"):
+            for name in optional:
                 if is_absent(buffers[name]):
                     required[name] = 0
             check_extents(found, plan, required)

@@ -155,12 +155,11 @@ TABLES: Mapping[str, Predicate] = {
 
 def _pool(f: Facts) -> tuple[int, int, int, int]:
     """(page stride, slot stride, entry bytes, bytes of dense entries of a page); 0s if ignored."""
-    sizes = f.sizes
     return (
         f.stride("page_stride_bytes", "num_pages"),
         f.stride("slot_stride_bytes", "page_size_tokens"),
-        sizes["entry_bytes"],
-        sizes["entry_bytes"] * f.page_size,
+        f.entry_bytes,
+        f.entry_bytes * f.page_size,
     )
 
 
@@ -205,7 +204,7 @@ def _ignored(name: str, size: str) -> Predicate:
 
 def _least_aligned(buffer: str) -> Predicate:
     def holds(f: Facts) -> bool:
-        unit = f.sizes["element_bytes"]
+        unit = f.element_bytes
         return not f.refused and f.placed(buffer)[0] % (2 * unit) == unit
 
     return holds
@@ -219,10 +218,10 @@ _MEMORY: Mapping[str, Predicate] = {
     "cache: slots first": _slots_first,
     "cache: entries that share bytes": _shared_bytes,
     "dst: dense rows": lambda f: (
-        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] == f.sizes["entry_bytes"]
+        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] == f.row_bytes
     ),
     "dst: padded rows": lambda f: (
-        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] > f.sizes["entry_bytes"]
+        not f.refused and f.tokens > 1 and f.sizes["dst_row_stride_bytes"] > f.row_bytes
     ),
     "dst: workspace before": lambda f: bool(f.spans) and f.placed("dst")[1] > 0,
     "dst: slack": lambda f: bool(f.spans) and f.placed("dst")[2] > 0,
@@ -262,16 +261,14 @@ _MEMORY: Mapping[str, Predicate] = {
     ),
     **{
         f"element: {size} bytes": lambda f, size=size: (  # type: ignore[misc]
-            bool(f.spans) and f.sizes["element_bytes"] == size
+            bool(f.spans) and f.element_bytes == size
         )
         for size in (1, 2, 4, 8)
     },
-    "entry: 1 byte": lambda f: bool(f.spans) and f.sizes["entry_bytes"] == 1,
-    "entry: one element": lambda f: (
-        bool(f.spans) and f.sizes["entry_bytes"] == f.sizes["element_bytes"] > 1
-    ),
-    "entry: no multiple of 16": lambda f: bool(f.spans) and f.sizes["entry_bytes"] % 16 > 0,
-    "entry: above 1024 bytes": lambda f: bool(f.spans) and f.sizes["entry_bytes"] > 1024,
+    "entry: 1 byte": lambda f: bool(f.spans) and f.entry_bytes == 1,
+    "entry: one element": lambda f: bool(f.spans) and f.entry_bytes == f.element_bytes > 1,
+    "entry: no multiple of 16": lambda f: bool(f.spans) and f.entry_bytes % 16 > 0,
+    "entry: above 1024 bytes": lambda f: bool(f.spans) and f.entry_bytes > 1024,
 }
 
 # ---- overflow scale ------------------------------------------------------------------------------
@@ -331,7 +328,8 @@ def _reaches(
         offsets, stride = offsets_of(f)
         unit = 1
         if elements:
-            unit = 4 if quantity in ("table row", "column") else f.element_bytes
+            unit = f.row_element_bytes if quantity == "dst row" else f.element_bytes
+            unit = 4 if quantity in ("table row", "column") else unit
             if unit == 1:
                 return False
         if not offsets.size:
@@ -381,9 +379,7 @@ def _both_sides(f: Facts) -> bool:
 _SCALE: Mapping[str, Predicate] = {
     **dict(boundary_corners(_OFFSETS)),
     "boundary: row 932068 of 2304 bytes or alike": lambda f: (
-        not f.refused
-        and len(f.spans) == 1
-        and f.spans[0].first_row * f.sizes["entry_bytes"] >= 2**31
+        not f.refused and len(f.spans) == 1 and f.spans[0].first_row * f.row_bytes >= 2**31
     ),
     "boundary: a batch on both sides": _both_sides,
     "boundary: a page on both sides": _page_straddles,

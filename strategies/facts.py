@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from pagefuzz.oracles.entry_references import EntryReferences
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.gather import GatherOperation, Pages
 from pagefuzz.oracles.layout import Plan
@@ -47,9 +48,29 @@ class Facts:
         return self.sizes["table_width"]
 
     @property
+    def entry_bytes(self) -> int:
+        """Of a slot's payload."""
+        return self._entry[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return self._entry[1]
+
+    @property
     def element_bytes(self) -> int:
         """Of the cache; 4, its alignment, where it is a tensor of bytes."""
         return self.sizes.get("element_bytes", 4)
+
+    @property
+    def row_element_bytes(self) -> int:
+        """Of the destination."""
+        assert isinstance(self._operation, EntryReferences)
+        return self._operation.element_sizes(self.sizes)[1]
+
+    @cached_property
+    def _entry(self) -> tuple[int, int]:
+        assert isinstance(self._operation, EntryReferences)
+        return self._operation.entry_bytes(self.sizes)
 
     @cached_property
     def _operation(self) -> GatherOperation:

@@ -95,6 +95,25 @@ class GatherChoices:
     hostile: tuple[hostility.Edit, ...]
 
 
+@dataclass(frozen=True)
+class Form:
+    """What an operation fixes of entries and rows.
+
+    row_bytes        of every row; 0: a row is a copy of its entry, in size and element
+    row_element_bytes, cache_element_bytes  what overflow scale counts in beside bytes; 0: as above
+    fixed_entry      the entry has its size whatever it costs, and slots and pages lie at least
+                     that far apart
+    """
+
+    row_bytes: int = 0
+    row_element_bytes: int = 0
+    cache_element_bytes: int = 0
+    fixed_entry: bool = False
+
+
+COPY = Form()
+
+
 @st.composite
 def gather_choices(
     draw: st.DrawFn,
@@ -107,15 +126,15 @@ def gather_choices(
 ) -> GatherChoices:
     """Choices for a case of `case_class`, about 25 draws.
 
-    `crossings` are those of an operation whose quantities are not `QUANTITIES`.
+    `crossings` are those of all `QUANTITIES` if None.
 
     Overflow scale is reached by one in four cases in contract and one in ten hostile ones, if
     `limit_bytes` allows any. Shrinks towards ordinary scale, then in the order of the fields.
     """
     crossing = None
     if case_class in _AT_SCALE and boundaries.boundaries_within(_room(limit_bytes), 1):
-        scaled = _CROSSINGS if crossings is None else crossings
-        crossing = draw(scaled) if draw(_AT_SCALE[case_class]) else None
+        of = _CROSSINGS if crossings is None else crossings
+        crossing = draw(of) if draw(_AT_SCALE[case_class]) else None
     page_size_tokens = draw(page_sizes())
     event(f"page size: {_magnitude(page_size_tokens)}")
     return GatherChoices(
@@ -162,15 +181,20 @@ class Gather:
     dst_rows, dst_row_stride_bytes
     """
 
-    def __init__(self, choices: GatherChoices, limit_bytes: int) -> None:
+    def __init__(self, choices: GatherChoices, limit_bytes: int, form: Form = COPY) -> None:
         self.choices = choices
+        self.form = form
         self.limit_bytes = limit_bytes
         self.element_bytes = choices.element_bytes
         self.quantity = ""
         crossing = choices.crossing
         if crossing is not None:
             # A table's elements are int32, whatever those of the cache.
-            unit = 4 if crossing.quantity in ("table stride", "column") else self.element_bytes
+            unit = form.cache_element_bytes or self.element_bytes
+            if crossing.quantity in ("table stride", "column"):
+                unit = 4
+            elif crossing.quantity in ("dst row", "dst stride"):
+                unit = self.row_element_bytes
             boundary = crossing.boundary(_room(limit_bytes), unit)
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
@@ -184,6 +208,10 @@ class Gather:
         self.table = Values(
             self.contents.recipe, self.contents.parameters, dict(self.index.table_edits)
         )
+
+    @property
+    def row_element_bytes(self) -> int:
+        return self.form.row_element_bytes or self.element_bytes
 
     # ---- entry and batch -----------------------------------------------------------------------
 
@@ -208,13 +236,13 @@ class Gather:
         most = max(unit, _PAGE_BYTES // size // unit * unit)
         if self.quantity == "dst row":
             size = min(size, _PAGE_BYTES // entry)
-        else:
+        elif not self.form.fixed_entry:
             entry = min(entry, most)
         self.page_size_tokens, self.entry_bytes = size, entry
 
     def _fit_batch(self) -> None:
         choices, size = self.choices, self.page_size_tokens
-        max_rows = max(1, _ROW_BYTES // self.entry_bytes)
+        max_rows = max(1, _ROW_BYTES // self._row_bytes())
         if self.quantity in ("dst stride", "slot stride"):
             max_rows = min(max_rows, _MOST_SCATTERED_ROWS)
         lengths = choices.batch.lengths(size, max_rows)
@@ -228,7 +256,8 @@ class Gather:
                 lengths = [1]  # behind one row: the stride itself lies at the boundary
             if self.quantity == "token" and not self.crossing.below:
                 lengths[-1] = max(lengths[-1], 2)
-        if (total := sum(lengths)) * self.entry_bytes > _MOST_ROW_BYTES and not self.quantity:
+        too_large = (total := sum(lengths)) * self.entry_bytes > _MOST_ROW_BYTES
+        if too_large and not self.quantity and not self.form.fixed_entry:
             unit = self.element_bytes
             self.entry_bytes = max(unit, _MOST_ROW_BYTES // total // unit * unit)
         self.lengths = lengths
@@ -252,11 +281,11 @@ class Gather:
 
     def _row_bytes(self) -> int:
         """The least row stride; what a destination holds of an entry."""
-        return self.entry_bytes
+        return self.form.row_bytes or self.entry_bytes
 
     def _fit_rows(self) -> None:
         destination, total = self.choices.destination, sum(self.lengths)
-        unit = self.element_bytes
+        unit = self.row_element_bytes
         row_stride = self._row_bytes() + destination.row_padding_elements * unit
         first, spare = destination.first_start, destination.spare_rows
         extra = destination.extra_tokens
@@ -354,8 +383,10 @@ class Gather:
             # Counted down from the last page: the table's first entries lie at the boundary.
             self.contents = Values("reversed")
             self._put_first(pages - 1)
+        least = entry if self.form.fixed_entry else 0
         index.num_pages = pages
-        self.page_stride_bytes, self.slot_stride_bytes = page_stride, slot_stride
+        self.page_stride_bytes = max(page_stride, least)
+        self.slot_stride_bytes = max(slot_stride, least)
 
     def _put_first(self, page: int) -> None:
         """Makes the first page that is mapped `page`, where the table's order does not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
 
@@ -56,3 +57,11 @@ def corners_for(operation: str) -> Corners:
     """Named corners that the operation's strategies must reach. Raises `UnknownNameError`."""
     corners: Corners = _module(operation).CORNERS
     return corners
+
+
+def reported_for(operation: str) -> Mapping[str, Callable[[], Case]]:
+    """Cases of public reports that the operation's own module holds, by name; empty without any."""
+    if operation not in operations():
+        return {}
+    found: Mapping[str, Callable[[], Case]] = getattr(_module(operation), "REPORTED", {})
+    return found

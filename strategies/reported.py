@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pagefuzz.oracles.case import Case, Values
+from pagefuzz.strategies import registry
 
 _CASES: dict[str, dict[str, Callable[[], Case]]] = {"cp_gather_cache": {}}
 
@@ -25,8 +26,10 @@ def _reported(operation: str, name: str) -> Callable[[Callable[[], Case]], Calla
 
 
 def examples_for(operation: str) -> Mapping[str, Case]:
-    """Reported cases of an operation by name; empty if there are none."""
-    return {name: case() for name, case in _CASES.get(operation, {}).items()}
+    """Reported cases of an operation by name; those in its own module (`REPORTED`) are among them.
+    Empty if there are none."""
+    cases = {**_CASES.get(operation, {}), **registry.reported_for(operation)}
+    return {name: case() for name, case in cases.items()}
 
 
 def _gather(

@@ -55,6 +55,11 @@ class OutputJudgement(Judgement):
         if np.array_equal(after, expected.values):
             return []
         wrong = after != expected.values
+        free = expected.free_nans
+        if free is not None:
+            wrong &= ~free.pass_bytes(after)
+            if not wrong.any():
+                return []
         row, byte = map(int, np.argwhere(wrong)[0])
         offset_bytes = int(expected.offsets[row]) + byte
         origin = run.operation.origin(run.plan, name, offset_bytes, after[row, byte:])
@@ -70,7 +75,9 @@ class OutputJudgement(Judgement):
                 nature,
                 offset_bytes,
                 got=int(after[row, byte]),
-                expected=f"expected {byte_text(int(expected.values[row, byte]))}",
+                expected=f"expected {byte_text(int(expected.values[row, byte]))}"
+                if free is None or not free.covers(row, byte)
+                else f"expected any NaN of {free.dtype.name}",
                 holds=holds,
                 effect=_effect(wrong),
             )
@@ -86,7 +93,10 @@ class OutputJudgement(Judgement):
         elements = (-1, size_bytes // contested.element_bytes, contested.element_bytes)
         fits = (before.reshape(elements) == after.reshape(elements)).all(axis=2)
         claims = contested.values.reshape(elements) == after[claimant].reshape(elements)
-        np.logical_or.at(fits, claimant, claims.all(axis=2))
+        claims = claims.all(axis=2)
+        if contested.free_nans is not None:
+            claims |= contested.free_nans.passes(after[claimant])
+        np.logical_or.at(fits, claimant, claims)
         if fits.all():
             return after.size, []
         row, element = map(int, np.argwhere(~fits)[0])

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN
+from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
@@ -44,8 +44,6 @@ ODDITIES = {
 
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(16))
-_STRIDE_JUNK = (-1, 0, 3, INT32_MIN, 2**63 - 1, -(2**63), 2**32)
-_SEQ_JUNK = (-7, INT32_MIN, INT32_MAX)
 _ELEMENT_TYPES = {
     1: (Dtype.U8, Dtype.E4M3, Dtype.E5M2),
     2: (Dtype.U16, Dtype.F16, Dtype.BF16),
@@ -156,37 +154,8 @@ def _case(gather: Gather, choices: GatherChoices, placed: Mapping[str, Placement
 # ---- oddities ------------------------------------------------------------------------------------
 
 
-def _far_starts(gather: Gather, junk: int) -> None:
-    """Starts at num_tokens and beyond mean the same wherever they lie."""
-    index = gather.index
-    far = INT32_MAX if junk % 2 == 0 else min(index.num_tokens + 1 + junk, INT32_MAX)
-    for at in range(len(index.starts) - 1, 0, -1):
-        if index.starts[at] < index.num_tokens:
-            break
-        index.starts[at] = max(index.starts[at], far)
-
-
-def _unread_seq_starts(gather: Gather, junk: int) -> None:
-    """Nobody reads the sequence start of a request without rows on its account."""
-    index = gather.index
-    live = {span.request for span in index.spans()}
-    if index.seq_starts is not None:
-        for request in set(range(index.num_requests)) - live:
-            index.seq_starts[request] = _SEQ_JUNK[(junk + request) % len(_SEQ_JUNK)]
-
-
-def _single_row(gather: Gather, junk: int) -> None:
-    """Sometimes one row is left, so that the destination's row stride is ignored too."""
-    if junk % 4 == 3 and not gather.quantity:
-        gather.index.num_tokens = min(gather.index.num_tokens, 1)
-        gather.dst_rows = gather.index.num_tokens
-
-
 def _ignored_strides(case: Case, junk: int) -> Case:
-    ignored = [name for name, (size, _) in _strides(case).items() if case.sizes[size] <= 1]
-    return case.with_sizes(
-        **{name: _STRIDE_JUNK[(junk + at) % len(_STRIDE_JUNK)] for at, name in enumerate(ignored)}
-    )
+    return oddities.ignored_strides(case, _strides(case), junk)
 
 
 def _element_types(case: Case, junk: int) -> Case:
@@ -196,23 +165,17 @@ def _element_types(case: Case, junk: int) -> Case:
 
 
 def _null_where_empty(case: Case, _: int) -> Case:
-    empty = [name for name, needed in required_bytes(case).items() if needed == 0]
-    kept = {name: place for name, place in case.placements.items() if name not in empty}
-    return replace(case, placements=kept, overrides={f"{name}.data": 0 for name in empty})
+    return oddities.null_where_empty(case, required_bytes(case))
 
 
 def _absent_arguments(case: Case, junk: int) -> Case:
-    absent = [name for name in ("seq_starts", "counts") if name not in case.values]
-    return replace(
-        case,
-        overrides={f"{name}.{part}": junk - 1 for name in absent for part in ("dtype", "rank")},
-    )
+    return oddities.absent_arguments(case, ("seq_starts", "counts"), junk)
 
 
 _BEFORE: Mapping[str, Callable[[Gather, int], None]] = {
-    "far starts": _far_starts,
-    "unread seq_starts": _unread_seq_starts,
-    "ignored strides": _single_row,
+    "far starts": oddities.far_starts,
+    "unread seq_starts": oddities.unread_seq_starts,
+    "ignored strides": oddities.single_row,
 }
 _AFTER: Mapping[str, Callable[[Case, int], Case]] = {
     "ignored strides": _ignored_strides,
@@ -238,22 +201,8 @@ def _strides(case: Case) -> dict[str, tuple[str, int]]:
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    sizes = case.sizes
-    reach = {
-        name: (sizes[size] - 1) * sizes[name] if sizes[size] > 1 else 0
-        for name, (size, _) in _strides(case).items()
-    }
-    tokens, requests, width = sizes["num_tokens"], sizes["num_requests"], sizes["table_width"]
-    entry, row_stride = sizes["entry_bytes"], sizes["dst_row_stride_bytes"]
-    pool = reach["page_stride_bytes"] + reach["slot_stride_bytes"] + entry
-    return {
-        "src": pool if sizes["num_pages"] else 0,
-        "dst": (tokens - 1) * (row_stride if sizes["dst_rows"] > 1 else 0) + entry if tokens else 0,
-        "block_table": 4 * (reach["table_row_stride"] + width) if requests and width else 0,
-        "starts": 4 * (requests + sizes["has_terminal"]) if requests else 0,
-        "seq_starts": 4 * requests if "seq_starts" in case.values else 0,
-        "counts": 16 if "counts" in case.values else 0,
-    }
+    entry = case.sizes["entry_bytes"]
+    return oddities.required_bytes(case, _strides(case), entry, entry)
 
 
 def surface(case: Case) -> Surface:

@@ -145,9 +145,11 @@ def test_live_terminal(tmp_path: Path):
     """On a terminal the progress changes in place, never wider than it, and the end stays."""
     ours, theirs = pty.openpty()
     env = {k: v for k, v in os.environ.items() if k != "CI"}
-    one = ("--op", "cp_gather_cache")
     process = subprocess.Popen(
-        [sys.executable, "-m", "pagefuzz", "fuzz", *one, "--device", "host", "--time", "3s"],
+        [
+            *(sys.executable, "-m", "pagefuzz", "fuzz", "--op", "cp_gather_cache"),
+            *("--device", "host", "--time", "3s"),
+        ],
         cwd=tmp_path,
         env={**env, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"},
         stdin=theirs,

@@ -32,10 +32,12 @@ class Drawn:
     draws: int
 
 
-def drawn_from(strategy: SearchStrategy[Case], count: int, seed_value: int) -> list[Drawn]:
-    """`count` generated cases; the first is the simplest one."""
+def drawn_from(
+    strategy: SearchStrategy[Case], count: int, seed_value: int, name: str = OPERATION
+) -> list[Drawn]:
+    """`count` generated cases of the operation `name`; the first is the simplest one."""
     found: list[Drawn] = []
-    asked = operation(OPERATION)
+    asked = operation(name)
 
     @seed(seed_value)
     @settings(

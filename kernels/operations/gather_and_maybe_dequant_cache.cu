@@ -1,0 +1,532 @@
+// (b) gather_and_maybe_dequant_cache: copies cache entries through a block table, or dequantises them.
+
+#include <algorithm>
+
+#include "common/launch.h"
+#include "common/moves.h"
+#include "common/object.h"
+#include "common/refusals.h"
+#include "common/row_map.h"
+#include "common/vectors.h"
+
+extern "C" {
+// pagefuzz-abi: begin
+
+typedef struct pf_gather_and_maybe_dequant_cache_args {
+  int64_t struct_bytes;      /* sizeof(pf_gather_and_maybe_dequant_cache_args) */
+  pf_array src;              /* [num_pages, page_size_tokens, entry_elements]: rank 3; with fp8 e4m3, e5m2 or u8 */
+  pf_array dst;              /* [dst_rows, entry_elements]: rank 2, f32, f16 or bf16 */
+  pf_array block_table;      /* [num_requests, table_width] int32: rank 2 */
+  pf_array starts;           /* [num_requests (+ 1 with has_terminal)] int32: rank 1 */
+  pf_array seq_starts;       /* [num_requests] int32, optional: rank 1 */
+  pf_array scale;            /* [1] f32, optional with kv_dtype auto: rank 1 */
+  pf_array counts;           /* [2] int64 (padding, skipped), optional: rank 1 */
+  int64_t num_requests;
+  int64_t num_tokens;        /* rows the launch may write */
+  int64_t page_size_tokens;
+  int64_t num_pages;
+  int64_t table_width;
+  int64_t table_row_stride;  /* elements */
+  int64_t page_stride_bytes;
+  int64_t slot_stride_bytes;
+  int64_t dst_rows;
+  int64_t dst_row_stride_bytes;
+  int64_t entry_elements;
+  int64_t kv_dtype;          /* 0: auto, a copy; 1: fp8_e4m3; 2: fp8_e5m2 */
+  int64_t dst_dtype;         /* enum pf_dtype: that of dst */
+  int64_t has_terminal;      /* 0 or 1: starts[num_requests] is readable and ends the last request */
+  void *stream;
+} pf_gather_and_maybe_dequant_cache_args;
+
+/* schedule: page
+ * contains: yes
+ * summary: one logical page at a time, table looked up once a page, wide loads and stores
+ */
+int pf_gather_and_maybe_dequant_cache_page(const pf_gather_and_maybe_dequant_cache_args *args, pf_message *message);
+
+/* schedule: token
+ * contains: yes
+ * summary: one token a CTA of 64 threads, owner by binary search, element by element
+ */
+int pf_gather_and_maybe_dequant_cache_token(const pf_gather_and_maybe_dequant_cache_args *args, pf_message *message);
+
+/* schedule: page-as-merged
+ * contains: yes
+ * faults: columns compared with the table's row stride instead of its width, page ids unchecked, nothing counted
+ * summary: the page schedule as first published; unlike the raw copy's, it did have a guard of the table
+ */
+int pf_gather_and_maybe_dequant_cache_page_as_merged(const pf_gather_and_maybe_dequant_cache_args *args,
+                                                     pf_message *message);
+
+// pagefuzz-abi: end
+}
+
+// What a kernel does once a page: inlined, but in a checked build, where a compiler would take minutes.
+#ifdef PF_CHECKED
+#define PF_BODY PF_OUTLINE
+#else
+#define PF_BODY __forceinline__
+#endif
+
+namespace {
+
+using Args = pf_gather_and_maybe_dequant_cache_args;
+using pf::index32;
+using pf::index64;
+
+enum Buffer : int { kSrc, kDst, kBlockTable, kStarts, kSeqStarts, kScale, kCounts };
+
+enum Counter : int { kPadding, kSkipped };
+
+enum KvDtype : int { kAuto, kFp8E4M3, kFp8E5M2 };
+
+// ---- launchers' side --------------------------------------------------------------------------------
+
+int64_t dst_element_bytes(const Args& a) { return a.dst_dtype == PF_F32 ? 4 : 2; }
+int64_t src_element_bytes(const Args& a) { return a.kv_dtype == kAuto ? dst_element_bytes(a) : 1; }
+int64_t entry_bytes(const Args& a) { return a.entry_elements * src_element_bytes(a); }
+int64_t row_bytes(const Args& a) { return a.entry_elements * dst_element_bytes(a); }
+
+bool types_acceptable(const Args& a, pf::Refusals& refusals) {
+  const bool has_seq_starts = !pf::absent(a.seq_starts);
+  const bool has_scale = !pf::absent(a.scale);
+  const bool has_counts = !pf::absent(a.counts);
+  const int32_t codes = a.kv_dtype == kFp8E4M3 ? PF_E4M3 : PF_E5M2;
+  return refusals.require(has_scale || a.kv_dtype == kAuto, "scale is null, kv_dtype {} needs one", a.kv_dtype) &&
+         refusals.rank("src", a.src, 3) &&
+         (a.kv_dtype == kAuto ? refusals.dtype("src", a.src, static_cast<int32_t>(a.dst_dtype))
+                              : a.src.dtype == PF_U8 || refusals.dtype("src", a.src, codes)) &&
+         refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, static_cast<int32_t>(a.dst_dtype)) &&
+         refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
+         refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
+         (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
+                              refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
+         (!has_scale || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
+         (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+}
+
+bool acceptable(const Args& a, pf_message* message) {
+  pf::say(message, "");
+  pf::Refusals refusals(message);
+
+  const bool scalars =
+      refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
+      refusals.in_range("entry_elements", a.entry_elements, 1, INT32_MAX) &&
+      refusals.in_range("kv_dtype", a.kv_dtype, kAuto, kFp8E5M2) &&
+      refusals.require(a.dst_dtype == PF_F32 || a.dst_dtype == PF_F16 || a.dst_dtype == PF_BF16,
+                       "dst_dtype is {}, it must be that of f32, f16 or bf16", a.dst_dtype) &&
+      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
+      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
+      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
+      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+  if (!scalars || !types_acceptable(a, refusals)) return false;
+
+  // The stride of a dimension of size <= 1 is never looked at.
+  const bool many_rows = a.dst_rows > 1;
+  const bool many_requests = a.num_requests > 1;
+  const bool many_pages = a.num_pages > 1;
+  const bool many_slots = a.page_size_tokens > 1;
+  const bool strides =
+      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, src_element_bytes(a))) &&
+      (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, src_element_bytes(a))) &&
+      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, dst_element_bytes(a)) &&
+                      refusals.require(a.dst_row_stride_bytes >= row_bytes(a),
+                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
+                                       a.dst_row_stride_bytes, row_bytes(a))));
+  if (!strides) return false;
+
+  using pf::Extent;
+  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
+  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
+  const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
+  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
+  const bool no_requests = a.num_requests == 0;
+  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + entry_bytes(a)) &&
+         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + row_bytes(a)) &&
+         refusals.extent("block_table", a.block_table,
+                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
+         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
+         (pf::absent(a.seq_starts) || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
+         (pf::absent(a.scale) || refusals.extent("scale", a.scale, 4)) &&
+         (pf::absent(a.counts) || refusals.extent("counts", a.counts, 16)) &&
+         refusals.base("src", a.src, src_element_bytes(a)) && refusals.base("dst", a.dst, dst_element_bytes(a)) &&
+         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
+         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("scale", a.scale, 4) &&
+         refusals.base("counts", a.counts, 8) && refusals.disjoint("dst", a.dst, "src", a.src) &&
+         refusals.disjoint("dst", a.dst, "block_table", a.block_table) &&
+         refusals.disjoint("dst", a.dst, "starts", a.starts) &&
+         refusals.disjoint("dst", a.dst, "seq_starts", a.seq_starts) &&
+         refusals.disjoint("dst", a.dst, "scale", a.scale) &&
+         refusals.disjoint("dst", a.dst, "counts", a.counts);
+}
+
+bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
+
+// What every schedule's kernel gets. An entry is `steps` moves.
+struct Gather {
+  pf::ReadBytes<kSrc> src;
+  pf::WriteBytes<kDst> dst;
+  pf::ReadView<int32_t, kBlockTable> block_table;
+  pf::RowMap<kStarts, kSeqStarts> map;
+  pf::ReadView<float, kScale> scale;
+  pf::CounterView<kCounts> counts;
+  index64 num_pages;
+  index64 table_width;
+  index64 table_row_stride;
+  index64 page_stride_bytes;
+  index64 slot_stride_bytes;
+  index64 dst_row_stride_bytes;
+  index64 steps;
+  bool dense;  // neighbouring slots of a page are neighbouring rows of dst: one run
+};
+
+// Ignored strides get a value that keeps addresses aligned, and runs dense.
+int64_t slot_stride_bytes(const Args& a) { return a.page_size_tokens > 1 ? a.slot_stride_bytes : entry_bytes(a); }
+int64_t row_stride_bytes(const Args& a) { return a.dst_rows > 1 ? a.dst_row_stride_bytes : row_bytes(a); }
+int64_t page_stride_bytes(const Args& a) { return a.num_pages > 1 ? a.page_stride_bytes : 0; }
+
+Gather gather_of(const Args& a, int64_t elements_per_step) {
+  return {
+      .src = pf::ReadBytes<kSrc>(a.src),
+      .dst = pf::WriteBytes<kDst>(a.dst),
+      .block_table = pf::ReadView<int32_t, kBlockTable>(a.block_table),
+      .map = {.starts = pf::ReadView<int32_t, kStarts>(a.starts),
+              .seq_starts = pf::ReadView<int32_t, kSeqStarts>(a.seq_starts),
+              .num_requests = a.num_requests,
+              .num_tokens = a.num_tokens,
+              .page_size_tokens = a.page_size_tokens,
+              .has_terminal = a.has_terminal == 1},
+      .scale = pf::ReadView<float, kScale>(a.scale),
+      .counts = pf::CounterView<kCounts>(a.counts),
+      .num_pages = a.num_pages,
+      .table_width = a.table_width,
+      .table_row_stride = a.num_requests > 1 ? a.table_row_stride : 0,
+      .page_stride_bytes = page_stride_bytes(a),
+      .slot_stride_bytes = slot_stride_bytes(a),
+      .dst_row_stride_bytes = row_stride_bytes(a),
+      .steps = a.entry_elements / elements_per_step,
+      .dense = slot_stride_bytes(a) == entry_bytes(a) && row_stride_bytes(a) == row_bytes(a),
+  };
+}
+
+// How many elements one load and one store can move everywhere. Codes are dequantised as many at a time as
+// fill a store of 16 bytes, or one by one.
+int64_t elements_per_step(const Args& a) {
+  const auto addresses_of = [](const pf_array& array, int64_t sums) {
+    return static_cast<uint64_t>(sums) | reinterpret_cast<uintptr_t>(array.data);
+  };
+  const int64_t loaded = pf::widest_vector_bytes(
+      addresses_of(a.src, page_stride_bytes(a) | slot_stride_bytes(a) | entry_bytes(a)));
+  const int64_t stored = pf::widest_vector_bytes(addresses_of(a.dst, row_stride_bytes(a) | row_bytes(a)));
+  const int64_t most = std::min(loaded / src_element_bytes(a), stored / dst_element_bytes(a));
+  return a.kv_dtype == kAuto || most == 16 / dst_element_bytes(a) ? most : 1;
+}
+
+// No request touches more pages than its share of this, see pf::RowMap.
+int64_t task_limit(const Args& a) { return a.num_tokens / a.page_size_tokens + 2 * a.num_requests; }
+
+// A CTA as large as a page can use, one row of threads (x) for one row of dst.
+pf::LaunchShape page_shape(const Args& a) {
+  const int64_t steps = a.entry_elements / elements_per_step(a);
+  const int64_t rows = std::min(a.page_size_tokens, a.num_tokens);
+  const int64_t threads = pf::power_of_two_at_least(steps * rows, 32, 256);
+  const int64_t threads_per_row = pf::power_of_two_at_least(steps, 1, threads);
+  const int64_t ctas = std::min(task_limit(a), pf::resident_ctas(threads));
+  return {.grid = dim3(static_cast<unsigned>(ctas)),
+          .block = dim3(static_cast<unsigned>(threads_per_row), static_cast<unsigned>(threads / threads_per_row))};
+}
+
+// ---- device side, shared by the schedules -----------------------------------------------------------
+
+__device__ __forceinline__ bool first_thread() { return threadIdx.x == 0 && threadIdx.y == 0; }
+
+__device__ __forceinline__ void count(const Gather& g, Counter which, index64 amount) {
+  if (g.counts.present()) g.counts.add(which, amount);
+}
+
+// Makes `steps` moves by the threads of a row of `lanes`, of which this is `lane`.
+template <class Move>
+__device__ __forceinline__ void move_run(const Gather& g, const Move& move, index64 to, index64 from, index64 steps,
+                                         index64 lane, index64 lanes) {
+  for (index64 step = lane; step < steps; step += lanes) {
+    move.move(g, to + step * Move::kDstBytes, from + step * Move::kSrcBytes);
+  }
+}
+
+// Moves the slots of a page by the whole CTA.
+template <class Move>
+__device__ __forceinline__ void move_slots(const Gather& g, const Move& move, index64 to, index64 from,
+                                           index64 token_count) {
+  if (g.dense) {
+    move_run(g, move, to, from, token_count * g.steps, threadIdx.y * blockDim.x + threadIdx.x,
+             blockDim.x * blockDim.y);
+    return;
+  }
+  for (index64 token = threadIdx.y; token < token_count; token += blockDim.y) {
+    move_run(g, move, to + token * g.dst_row_stride_bytes, from + token * g.slot_stride_bytes, g.steps, threadIdx.x,
+             blockDim.x);
+  }
+}
+
+// ---- schedule: page ---------------------------------------------------------------------------------
+
+// The slots that a task copies; none if token_count is 0.
+struct PageWork {
+  index64 to;
+  index64 from;
+  index64 token_count;
+  index64 next_task;
+};
+
+// A task is one logical page of one request. Every thread finds the owner by itself: the loads are the
+// same in all of them, and there is nothing to wait for.
+__device__ PF_BODY PageWork page_work(const Gather& g, index64 task, index64 first, index64 last) {
+  const index64 stride = gridDim.x;
+  const pf::TaskOwner owner = g.map.owner(task, first, last);
+  const pf::RequestSpan span = g.map.span(owner.request);
+  const index64 nth = task - owner.task_begin;
+  const index64 page = span.page_begin + nth;
+  const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.table_width));
+  if (span.empty() || !span.placed || page >= readable_end) {
+    // Nothing to copy from here to the request's last task. The first such task counts for all.
+    if (first_thread() && !span.empty()) {
+      if (!span.placed) {
+        if (nth == 0) count(g, kSkipped, 1);
+      } else if (page == readable_end && page < span.page_end) {
+        count(g, kSkipped, span.page_end - page);
+      }
+    }
+    return {0, 0, 0, task + (owner.task_end - task + stride - 1) / stride * stride};
+  }
+  const int32_t physical = g.block_table.load(owner.request * g.table_row_stride + page);
+  if (physical < 0 || physical >= g.num_pages) {
+    if (first_thread()) count(g, physical == -1 ? kPadding : kSkipped, 1);
+    return {0, 0, 0, task + stride};
+  }
+  const pf::PageSlice slice = g.map.slice(span, page);
+  return {slice.row_begin * g.dst_row_stride_bytes,
+          index64(physical) * g.page_stride_bytes + slice.slot_begin * g.slot_stride_bytes, slice.token_count,
+          task + stride};
+}
+
+template <class Move>
+__global__ void __launch_bounds__(256) gather_pages(Gather g) {
+  const Move move(g.scale);
+  const index64 first = g.map.first_task(0);
+  const index64 last = g.map.first_task(g.map.num_requests);
+  for (index64 task = first + blockIdx.x; task < last;) {
+    const PageWork work = page_work(g, task, first, last);
+    move_slots(g, move, work.to, work.from, work.token_count);
+    task = work.next_task;
+  }
+}
+
+// ---- schedule: token --------------------------------------------------------------------------------
+
+// The last request whose rows begin at or before `row`, which lies in [row_boundary(0), row_boundary(R)).
+// It claims the row. Below the least start after a decrease, that request is the only one.
+__device__ __forceinline__ index64 row_owner(const Gather& g, index64 row) {
+  index64 request = 0;
+  index64 above = g.map.num_requests;
+  while (request + 1 < above) {
+    const index64 middle = (request + above) / 2;
+    if (g.map.row_boundary(middle) <= row) {
+      request = middle;
+    } else {
+      above = middle;
+    }
+  }
+  return request;
+}
+
+// Where a row goes and comes from; `exists` is false if it comes from nowhere. The first row of a page
+// counts for it.
+struct RowWork {
+  index64 to;
+  index64 from;
+  bool exists;
+};
+
+__device__ PF_BODY RowWork row_work(const Gather& g, index64 row) {
+  const index64 request = row_owner(g, row);
+  const pf::RequestSpan span = g.map.span(request);
+  const bool first_row = row == span.row_begin;
+  if (!span.placed) {
+    if (first_row && first_thread()) count(g, kSkipped, 1);
+    return {0, 0, false};
+  }
+  const index64 position = span.position_begin + (row - span.row_begin);
+  const index64 page = position / g.map.page_size_tokens;
+  const index64 slot = position - page * g.map.page_size_tokens;
+  const bool counts_page = first_thread() && (first_row || slot == 0);
+  if (page >= g.table_width) {
+    if (counts_page) count(g, kSkipped, 1);
+    return {0, 0, false};
+  }
+  const int32_t physical = g.block_table.load(request * g.table_row_stride + page);
+  if (physical < 0 || physical >= g.num_pages) {
+    if (counts_page) count(g, physical == -1 ? kPadding : kSkipped, 1);
+    return {0, 0, false};
+  }
+  return {row * g.dst_row_stride_bytes, index64(physical) * g.page_stride_bytes + slot * g.slot_stride_bytes, true};
+}
+
+// A CTA takes one token after another, a thread an element.
+template <class Move>
+__global__ void __launch_bounds__(64) gather_tokens(Gather g) {
+  const Move move(g.scale);
+  const index64 end = g.map.row_boundary(g.map.num_requests);
+  for (index64 row = g.map.row_boundary(0) + blockIdx.x; row < end; row += gridDim.x) {
+    const RowWork work = row_work(g, row);
+    if (work.exists) move_run(g, move, work.to, work.from, g.steps, threadIdx.x, blockDim.x);
+  }
+}
+
+// ---- schedule: page-as-merged -----------------------------------------------------------------------
+
+// Faults kept on purpose: the logical page is compared with the table's row stride, which is its width only
+// where the table is no slice of a wider one; page ids are compared with nothing, negative starts are not
+// clamped, nothing is counted, positions and rows are 32 bits.
+struct MergedTask {
+  index32 row_begin;
+  index32 slot_begin;
+  index32 token_count;
+  index32 physical_page;
+  bool exists;
+  bool readable;
+};
+
+__device__ PF_BODY MergedTask merged_task(const Gather& g, index64 table_pitch, index32 number) {
+  const index32 page_size = pf::narrow<index32>(g.map.page_size_tokens);
+  const index32 num_tokens = pf::narrow<index32>(g.map.num_tokens);
+  const index32 num_requests = pf::narrow<index32>(g.map.num_requests);
+  MergedTask task;
+  task.exists = false;
+  task.readable = false;
+  index32 ahead = number;  // pages to pass over
+  for (index32 request = 0; request < num_requests; ++request) {
+    const index32 row_begin = pf::least(index32(g.map.starts.load(request)), num_tokens);
+    const bool ends_at_start = g.map.has_terminal || request + 1 < num_requests;
+    const index32 row_end =
+        ends_at_start ? pf::least(index32(g.map.starts.load(request + 1)), num_tokens) : num_tokens;
+    const index32 row_count = pf::greatest(row_end - row_begin, 0);
+    const index32 position = g.map.seq_starts.present() ? index32(g.map.seq_starts.load(request)) : index32(0);
+    const index32 first_page = position / page_size;
+    if (row_count == 0) continue;
+    const index32 page_count = (position + row_count + page_size - 1) / page_size - first_page;
+    if (ahead < page_count) {
+      const index32 page = first_page + ahead;
+      const index32 page_position = page * page_size;
+      const index32 begin = pf::greatest(position, page_position);
+      const index32 end = pf::least(position + row_count, page_position + page_size);
+      task.row_begin = row_begin + (begin - position);
+      task.slot_begin = begin - page_position;
+      task.token_count = end - begin;
+      task.exists = true;
+      task.readable = page < table_pitch;
+      if (task.readable) task.physical_page = g.block_table.load(request * g.table_row_stride + page);
+      return task;
+    }
+    ahead = ahead - page_count;
+  }
+  return task;
+}
+
+template <class Move>
+__global__ void __launch_bounds__(256) gather_pages_as_merged(Gather g, index64 table_pitch, index64 task_count) {
+  __shared__ MergedTask task;
+  const Move move(g.scale);
+  for (index64 number = blockIdx.x; number < task_count; number += gridDim.x) {
+    if (first_thread()) task = merged_task(g, table_pitch, pf::narrow<index32>(number));
+    __syncthreads();
+    if (!task.exists) return;
+    if (task.readable) {
+      const index64 from =
+          index64(task.physical_page) * g.page_stride_bytes + index64(task.slot_begin) * g.slot_stride_bytes;
+      move_slots(g, move, index64(task.row_begin) * g.dst_row_stride_bytes, from, task.token_count);
+    }
+    __syncthreads();  // before the first thread replaces the task
+  }
+}
+
+// ---- launching --------------------------------------------------------------------------------------
+
+template <class Format, class Choose>
+auto by_result(const Args& a, int64_t elements, Choose choose) {
+  using pf::Dequantise;
+  switch (a.dst_dtype * 16 + elements) {
+    case PF_F32 * 16 + 4: return choose(pf::Chosen<Dequantise<Format, pf::AsF32, 4>>{});
+    case PF_F32 * 16 + 1: return choose(pf::Chosen<Dequantise<Format, pf::AsF32, 1>>{});
+    case PF_F16 * 16 + 8: return choose(pf::Chosen<Dequantise<Format, pf::AsF16, 8>>{});
+    case PF_F16 * 16 + 1: return choose(pf::Chosen<Dequantise<Format, pf::AsF16, 1>>{});
+    case PF_BF16 * 16 + 8: return choose(pf::Chosen<Dequantise<Format, pf::AsBf16, 8>>{});
+    default: return choose(pf::Chosen<Dequantise<Format, pf::AsBf16, 1>>{});
+  }
+}
+
+// What `choose` returns for the move that takes so many elements at a time.
+template <class Choose>
+auto by_move(const Args& a, int64_t elements, Choose choose) {
+  if (a.kv_dtype == kFp8E4M3) return by_result<pf::E4M3>(a, elements, choose);
+  if (a.kv_dtype == kFp8E5M2) return by_result<pf::E5M2>(a, elements, choose);
+  switch (elements * dst_element_bytes(a)) {
+    case 16: return choose(pf::Chosen<pf::Copy<16>>{});
+    case 8: return choose(pf::Chosen<pf::Copy<8>>{});
+    case 4: return choose(pf::Chosen<pf::Copy<4>>{});
+    default: return choose(pf::Chosen<pf::Copy<2>>{});
+  }
+}
+
+// The same for one element at a time.
+template <class Choose>
+auto by_element_move(const Args& a, Choose choose) {
+  return by_move(a, 1, [&](auto chosen) {
+    using Move = typename decltype(chosen)::type;
+    if constexpr (Move::kSrcBytes == 1 || (Move::kSrcBytes == Move::kDstBytes && Move::kSrcBytes <= 4)) {
+      return choose(pf::Chosen<Move>{});
+    } else {
+      return choose(pf::Chosen<pf::Copy<2>>{});  // never: an element is no wider
+    }
+  });
+}
+
+}  // namespace
+
+PF_EXPORT int pf_gather_and_maybe_dequant_cache_page(const pf_gather_and_maybe_dequant_cache_args* args,
+                                                     pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const int64_t elements = elements_per_step(*args);
+  const auto kernel = by_move(*args, elements, [](auto move) { return gather_pages<typename decltype(move)::type>; });
+  return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args, elements));
+}
+
+PF_EXPORT int pf_gather_and_maybe_dequant_cache_token(const pf_gather_and_maybe_dequant_cache_args* args,
+                                                      pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const auto kernel = by_element_move(*args, [](auto move) { return gather_tokens<typename decltype(move)::type>; });
+#ifdef __CUDACC__
+  const int64_t ctas = args->num_tokens;
+#else
+  const int64_t ctas = std::min<int64_t>(args->num_tokens, 64);  // a CTA costs time even without a row
+#endif
+  const pf::LaunchShape shape = {.grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(64)};
+  return pf::launch(kernel, shape, args->stream, message, gather_of(*args, 1));
+}
+
+PF_EXPORT int pf_gather_and_maybe_dequant_cache_page_as_merged(const pf_gather_and_maybe_dequant_cache_args* args,
+                                                               pf_message* message) {
+  if (!acceptable(*args, message)) return PF_REFUSED;
+  if (nothing_to_do(*args)) return PF_OK;
+  const int64_t elements = elements_per_step(*args);
+  const auto kernel = by_move(*args, elements, [](auto move) {
+    return gather_pages_as_merged<typename decltype(move)::type>;
+  });
+  const int64_t task_count = std::min<int64_t>(task_limit(*args), INT32_MAX);
+  const int64_t table_pitch = args->num_requests > 1 ? args->table_row_stride : args->table_width;
+  return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args, elements), table_pitch,
+                    task_count);
+}

@@ -1,0 +1,413 @@
+"""Cases of (c) cp_gather_and_upconvert_fp8_kv_cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Dtype, Plan
+from pagefuzz.oracles.operations.cp_gather_and_upconvert_fp8_kv_cache import (
+    CODES,
+    RECORD_BYTES,
+    ROW_BYTES,
+    CpGatherAndUpconvertFp8KvCache,
+)
+from pagefuzz.oracles.registry import operation
+from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.strategies import oddities
+from pagefuzz.strategies.boundaries import crossings
+from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
+from pagefuzz.strategies.gathers import (
+    DEFAULT_LIMIT_BYTES,
+    LEAST_LIMIT_BYTES,
+    QUANTITIES,
+    Form,
+    Gather,
+    GatherChoices,
+    gather_choices,
+)
+from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.scales import bits, scales
+
+OPERATION = "cp_gather_and_upconvert_fp8_kv_cache"
+
+#: Weight of each class.
+CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
+
+#: Legal but unusual -> weight.
+ODDITIES = {
+    "none": 63,
+    "ignored strides": 13,  # strides of dimensions of size <= 1 hold nonsense
+    "far starts": 8,  # starts that lie at num_tokens or beyond become 2^31 - 1
+    "unread seq_starts": 7,  # those of requests without rows hold nonsense
+    "null where empty": 6,  # a null pointer for every buffer of no bytes
+    "absent arguments": 3,  # dtype and rank of an absent buffer hold nonsense
+}
+
+_FORM = Form(row_bytes=ROW_BYTES, row_element_bytes=2, cache_element_bytes=1, fixed_entry=True)
+_ALIGNMENTS = {"src": 4, "dst": 2, "block_table": 4, "starts": 4, "seq_starts": 4, "counts": 8}
+_OPTIONAL = ("seq_starts", "counts")
+#: Stride -> (size that must exceed 1 for it to count, alignment in bytes).
+_STRIDES = {
+    "page_stride_bytes": ("num_pages", 4),
+    "slot_stride_bytes": ("page_size_tokens", 4),
+    "dst_row_stride_bytes": ("dst_rows", 2),
+    "table_row_stride": ("num_requests", 1),
+}
+#: 2^31 records or rows need terabytes.
+_CROSSINGS = crossings(
+    {name: weight for name, weight in QUANTITIES.items() if name not in ("row index", "page id")}
+)
+_ODDITIES = weighted(ODDITIES)
+_JUNK = st.sampled_from(range(16))
+_CLASSES = {
+    (hostile, refused): weighted(
+        {
+            name: weight
+            for name, weight in CLASSES.items()
+            if (hostile or name != "hostile") and (refused or name != "refused")
+        }
+    )
+    for hostile in (False, True)
+    for refused in (False, True)
+}
+_UNITS, _RECORDS, _SCALES = st.just(4), st.just(RECORD_BYTES), scales()
+
+
+def cases(
+    *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> SearchStrategy[Case]:
+    """Cases of this operation: three in five in contract (a quarter of them at overflow scale), one
+    in four hostile, the others refused; about 30 draws each.
+
+    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
+    limit_bytes       bound on the memory of all buffers of a case together
+
+    Shrinks towards one request of one row in a pool of one page of one record with any scales, and
+    on the way there as the cases of cp_gather_cache do.
+
+    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    """
+    if limit_bytes < LEAST_LIMIT_BYTES:
+        raise InvalidArgument(
+            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
+        )
+    return _cases(_CLASSES[hostile, refused], limit_bytes)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
+    case_class = draw(classes)
+    event(f"class: {case_class}")
+    choices = draw(
+        gather_choices(
+            _UNITS,
+            _RECORDS,
+            case_class=case_class,
+            limit_bytes=limit_bytes,
+            crossings=_CROSSINGS,
+        )
+    )
+    gather = Gather(choices, limit_bytes, _FORM)
+    words = draw(_SCALES)
+    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
+    junk = draw(_JUNK) if oddity != "none" else 0
+    placed = draw(placements(_ALIGNMENTS, "dst"))
+    if oddity != "none":
+        event(f"oddity: {oddity}")
+    if oddity in _BEFORE:
+        _BEFORE[oddity](gather, junk)
+    case = _case(gather, choices, words, placed)
+    if oddity == "ignored strides":
+        case = oddities.ignored_strides(case, _STRIDES, junk)
+    elif oddity == "null where empty":
+        case = oddities.null_where_empty(case, required_bytes(case))
+    elif oddity == "absent arguments":
+        case = oddities.absent_arguments(case, _OPTIONAL, junk)
+    return draw(lies(surface(case))) if case_class == "refused" else case
+
+
+_BEFORE: Mapping[str, Callable[[Gather, int], None]] = {
+    "far starts": oddities.far_starts,
+    "unread seq_starts": oddities.unread_seq_starts,
+    "ignored strides": oddities.single_row,
+}
+
+
+def _case(
+    gather: Gather,
+    choices: GatherChoices,
+    words: tuple[int, ...] | None,
+    placed: Mapping[str, Placement],
+) -> Case:
+    index = gather.index
+    values = {"block_table": gather.table, "starts": Values.literal(*index.starts)}
+    if index.seq_starts is not None:
+        values["seq_starts"] = Values.literal(*index.seq_starts)
+    if choices.counters is not None:
+        values["counts"] = Values.literal(*choices.counters)
+    present = ("src", "dst", *values)
+    if words is not None:
+        values["src"] = Values.literal(*words)
+    return Case(
+        operation=OPERATION,
+        sizes={
+            "num_requests": index.num_requests,
+            "num_tokens": index.num_tokens,
+            "page_size_tokens": gather.page_size_tokens,
+            "num_pages": index.num_pages,
+            "table_width": index.table_width,
+            "table_row_stride": index.table_row_stride,
+            "page_stride_bytes": gather.page_stride_bytes,
+            "slot_stride_bytes": gather.slot_stride_bytes,
+            "dst_rows": gather.dst_rows,
+            "dst_row_stride_bytes": gather.dst_row_stride_bytes,
+            "has_terminal": choices.destination.has_terminal,
+        },
+        values=values,
+        placements={name: place for name, place in placed.items() if name in present},
+        seed=choices.seed,
+    )
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+
+def _reported(
+    starts: tuple[int, ...],
+    *,
+    page_size_tokens: int = 1,
+    seq_starts: tuple[int, ...] | None = None,
+    words: tuple[int, ...] | None = None,
+    terminal: bool = True,
+) -> Case:
+    """Dense records, a table as wide as a request needs, rows up to the last start."""
+    requests = len(starts) - 1
+    last = max(b - a for a, b in pairwise(starts))
+    width = max(-(-last // page_size_tokens), 1)
+    values = {"block_table": Values("identity"), "starts": Values.literal(*starts)}
+    if not terminal:
+        values["starts"] = Values.literal(*starts[:-1])
+    if seq_starts is not None:
+        values["seq_starts"] = Values.literal(*seq_starts)
+    values["counts"] = Values.literal(0, 0)
+    if words is not None:
+        values["src"] = Values.literal(*words)
+    sizes = {
+        "num_requests": requests,
+        "num_tokens": starts[-1],
+        "page_size_tokens": page_size_tokens,
+        "num_pages": requests * width,
+        "table_width": width,
+        "table_row_stride": width,
+        "page_stride_bytes": page_size_tokens * RECORD_BYTES,
+        "slot_stride_bytes": RECORD_BYTES,
+        "dst_rows": starts[-1],
+        "dst_row_stride_bytes": ROW_BYTES,
+        "has_terminal": int(terminal),
+    }
+    return Case(OPERATION, sizes, values)
+
+
+#: Inputs of public reports, by the number of the report. 2: one page past the last row of the
+#: table. 5: the first start is above 0. 26: scales that are no powers of two. 29: requests without
+#: rows.
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    "2-past-the-table": lambda: _reported((0, 16, 32), page_size_tokens=16, seq_starts=(0, 1)),
+    "5-first-start-16": lambda: _reported((16, 48), page_size_tokens=16),
+    "5-first-start-16-no-terminal": lambda: _reported(
+        (16, 48), page_size_tokens=16, terminal=False
+    ),
+    "26-scale-0.75": lambda: _reported((0, 4), words=(bits(0.75), bits(1.0))),
+    "29-empty-among-others": lambda: _reported((0, 3, 3, 5), page_size_tokens=2),
+    "29-all-empty": lambda: _reported((0, 0, 0)).with_sizes(num_tokens=4, dst_rows=4),
+}
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def required_bytes(case: Case) -> dict[str, int]:
+    """What every buffer needs; absent ones 0."""
+    return oddities.required_bytes(case, _STRIDES, RECORD_BYTES, ROW_BYTES)
+
+
+def surface(case: Case) -> Surface:
+    """What launchers of this operation must see through, for a sound case."""
+    sizes, needed = case.sizes, required_bytes(case)
+    types = {
+        "src": (Dtype.U8, 3),
+        "dst": (Dtype.BF16, 2),
+        "block_table": (Dtype.I32, 2),
+        "starts": (Dtype.I32, 1),
+        "seq_starts": (Dtype.I32, 1),
+        "counts": (Dtype.I64, 1),
+    }
+    arguments = {
+        name: Argument(
+            int(dtype),
+            rank,
+            needed[name],
+            _ALIGNMENTS[name],
+            is_absent=name in _OPTIONAL and name not in case.values,
+        )
+        for name, (dtype, rank) in types.items()
+    }
+    rows = max(sizes["num_tokens"], 1)
+    own = {
+        "record_stride": [
+            Lie("record_stride", {name: stride, size: max(sizes[size], 2)})
+            for name, size in (
+                ("slot_stride_bytes", "page_size_tokens"),
+                ("page_stride_bytes", "num_pages"),
+            )
+            for stride in (RECORD_BYTES - 4, 0)
+        ],
+        "dst_rows": [
+            Lie("dst_rows", {"dst_rows": rows - 1, "num_tokens": rows}),
+            Lie("dst_rows", {"dst_rows": 0, "num_tokens": rows}),
+        ],
+        "not_nested": [
+            Lie("not_nested", {"dst_row_stride_bytes": stride, "dst_rows": max(rows, 2)})
+            for stride in (ROW_BYTES - 2, 0)
+        ],
+    }
+    return Surface(
+        case=case,
+        arguments=arguments,
+        destinations=("dst",),
+        strides=_STRIDES,
+        extents={
+            "page_stride_bytes": ("num_pages",),
+            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
+            "dst_row_stride_bytes": ("num_tokens", "dst_rows"),
+            "table_row_stride": ("num_requests", "table_width"),
+        },
+        counts=("num_requests", "num_tokens", "num_pages", "table_width"),
+        own=own,
+    )
+
+
+# ---- corners -------------------------------------------------------------------------------------
+
+#: Of all gathers, what a record of 656 bytes cannot be in: entries of other sizes, elements of the
+#: cache other than bytes, 2^31 records or rows.
+_IMPOSSIBLE = (
+    "cache: entries that share bytes",
+    "base: src at its least alignment",
+    "base: dst at its least alignment",
+    "base: odd address",
+    "element",
+    "element type",
+    "entry",
+    "refused: element_bytes",
+    "refused: entry_bytes",
+    "boundary: row 2^31 - 2",
+    "boundary: page 2^31 - 2",
+    *(
+        f"boundary: {quantity} {side} {limit} elements"
+        for quantity in ("src page", "packed page", "slot")
+        for side in ("past", "below")
+        for limit in ("2^31", "2^32")
+    ),
+)
+
+
+def _entries(plan: Plan, expectation: Expectation) -> npt.NDArray[np.uint8]:
+    """uint8 [n, 656]: records of the rows that must be written, each once."""
+    found = operation(OPERATION)
+    assert isinstance(found, CpGatherAndUpconvertFp8KvCache)
+    if expectation.case_class is CaseClass.REFUSED or not expectation.expected["dst"].offsets.size:
+        return np.empty((0, RECORD_BYTES), np.uint8)
+    rows = found.row_map(plan)
+    pages = found.pages(plan, rows)
+    page_stride, slot_stride, _ = found.effective_strides(plan.arguments)
+    at = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
+    return found.entries_at(plan, np.unique(at[pages.valid[rows.page]]))
+
+
+def _scale_corner(
+    holds: Callable[[npt.NDArray[np.float32]], bool],
+) -> Callable[[Plan, Expectation], bool]:
+    def corner(plan: Plan, expectation: Expectation) -> bool:
+        entries = _entries(plan, expectation)
+        words = np.ascontiguousarray(entries[:, CODES : CODES + 16]).view(np.float32)
+        return bool(words.size) and bool(holds(words))
+
+    return corner
+
+
+def _magnitudes_differ(words: npt.NDArray[np.float32]) -> bool:
+    with np.errstate(all="ignore"):
+        exponents = np.sort(np.frexp(words)[1], axis=1)
+    return bool(np.isfinite(words).all() and (np.diff(exponents, axis=1) >= 2).all())
+
+
+def _all_codes(plan: Plan, expectation: Expectation) -> bool:
+    return np.unique(_entries(plan, expectation)[:, :CODES]).size == 256
+
+
+def _records(holds: Callable[[Mapping[str, int]], bool]) -> Callable[[Plan, Expectation], bool]:
+    return lambda plan, expectation: (
+        expectation.case_class is not CaseClass.REFUSED
+        and bool(expectation.expected["dst"].offsets.size)
+        and holds(plan.arguments)
+    )
+
+
+def _placed(buffer: str, modulus: int, rest: int) -> Callable[[Plan, Expectation], bool]:
+    return lambda plan, expectation: (
+        expectation.case_class is not CaseClass.REFUSED
+        and bool(expectation.expected["dst"].offsets.size)
+        and plan.case.placement(buffer).offset_bytes % modulus == rest
+    )
+
+
+def _overlap(sizes: Mapping[str, int]) -> bool:
+    pages, slots = sizes["num_pages"] > 1, sizes["page_size_tokens"] > 1
+    shifted = sizes["page_stride_bytes"] % max(sizes["slot_stride_bytes"], 1)
+    reach = (sizes["page_size_tokens"] - 1) * sizes["slot_stride_bytes"] + RECORD_BYTES
+    return pages and slots and shifted > 0 and sizes["page_stride_bytes"] < reach
+
+
+#: Name -> whether a case is in that corner.
+CORNERS: Corners = {
+    **{
+        name: holds
+        for name, holds in GATHER_CORNERS.items()
+        if name not in _IMPOSSIBLE and name.split(":")[0] not in _IMPOSSIBLE
+    },
+    "refused: record_stride": lambda _, expectation: any(
+        refusal.reason == "record_stride" for refusal in expectation.refusals
+    ),
+    "base: src at 4 past 8": _placed("src", 8, 4),
+    "base: dst at 2 past 4": _placed("dst", 4, 2),
+    "records: padded to no multiple of 8": _records(
+        lambda s: s["page_size_tokens"] > 1 and s["slot_stride_bytes"] % 8 == 4
+    ),
+    "records: pages that cut records of others": _records(_overlap),
+    "codes: all 256": _all_codes,
+    "scales: distinct magnitudes in a record": _scale_corner(_magnitudes_differ),
+    "scales: NaN": _scale_corner(lambda words: bool(np.isnan(words).any())),
+    "scales: infinite": _scale_corner(lambda words: bool(np.isinf(words).any())),
+    "scales: zero": _scale_corner(lambda words: bool((words == 0).any())),
+    "scales: negative zero": _scale_corner(
+        lambda words: bool(((words == 0) & np.signbit(words)).any())
+    ),
+    "scales: negative": _scale_corner(lambda words: bool((words < 0).any())),
+    "scales: subnormal": _scale_corner(
+        lambda words: bool(((words != 0) & (np.abs(words) < 2.0**-126)).any())
+    ),
+    "scales: one everywhere": _scale_corner(lambda words: bool((words == 1).all())),
+}

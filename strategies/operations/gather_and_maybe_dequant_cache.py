@@ -1,0 +1,439 @@
+"""Cases of (b) gather_and_maybe_dequant_cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Dtype, Plan
+from pagefuzz.strategies import oddities
+from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
+from pagefuzz.strategies.gathers import (
+    DEFAULT_LIMIT_BYTES,
+    LEAST_LIMIT_BYTES,
+    Gather,
+    GatherChoices,
+    gather_choices,
+)
+from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.strides import entry_sizes
+
+OPERATION = "gather_and_maybe_dequant_cache"
+
+#: Weight of each class.
+CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
+
+#: What the cache holds -> weight; the value of kv_dtype is the position.
+KV_DTYPES = {"auto": 30, "fp8_e4m3": 40, "fp8_e5m2": 30}
+
+#: Legal but unusual -> weight.
+ODDITIES = {
+    "none": 57,
+    "ignored strides": 13,
+    "far starts": 8,
+    "unread seq_starts": 7,
+    "bytes": 6,  # fp8 codes in a cache of U8
+    "null where empty": 6,
+    "absent arguments": 3,
+}
+
+
+def _bits(scale: float) -> int:
+    return int(np.array([scale], np.float32).view(np.int32)[0])
+
+
+#: fp32 bits of scales, as int32. The first is 1.
+SCALES = (
+    *(_bits(x) for x in (1.0, 0.5, 0.3, 448.0, 1 / 448, 0.0, -0.0, -2.5, 1e-6, 1e-30, 3e38)),
+    *(_bits(x) for x in (float("inf"), float("-inf"), float("nan"))),
+    *(1, 0x00300000, 0x00800000, 0x7F800001, 0x7F7FFFFF, 0x33800000),
+)
+
+_ODDITIES, _KINDS = weighted(ODDITIES), weighted(KV_DTYPES)
+_JUNK = st.sampled_from(range(16))
+_RESULTS = st.sampled_from((int(Dtype.BF16), int(Dtype.F16), int(Dtype.F32)))
+_SCALES = st.sampled_from(SCALES) | st.integers(-(2**31), 2**31 - 1)
+_ENTRY_SIZES = entry_sizes()
+_OPTIONAL = ("seq_starts", "scale", "counts")
+_CODES = (None, Dtype.E4M3, Dtype.E5M2)
+_CLASSES = {
+    (hostile, refused): weighted(
+        {
+            name: weight
+            for name, weight in CLASSES.items()
+            if (hostile or name != "hostile") and (refused or name != "refused")
+        }
+    )
+    for hostile in (False, True)
+    for refused in (False, True)
+}
+
+
+def cases(
+    *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> SearchStrategy[Case]:
+    """Cases of gather_and_maybe_dequant_cache, in the shares of `CLASSES` and `KV_DTYPES`.
+
+    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
+    limit_bytes       bound on the memory of all buffers of a case together
+
+    Shrinks as the cases of cp_gather_cache do, towards a copy of bf16; with fp8 towards scale 1.
+
+    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    """
+    if limit_bytes < LEAST_LIMIT_BYTES:
+        raise InvalidArgument(
+            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
+        )
+    return _cases(_CLASSES[hostile, refused], limit_bytes)
+
+
+@dataclass(frozen=True)
+class _Types:
+    """What is gathered.
+
+    kind, result  kv_dtype and dst_dtype
+    follows_src   which side the drawn sizes are those of; the other side's follow from it
+    """
+
+    kind: int
+    result: int
+    follows_src: bool
+
+    @property
+    def dst_element(self) -> int:
+        return Dtype(self.result).size_bytes
+
+    @property
+    def src_element(self) -> int:
+        return 1 if self.kind else self.dst_element
+
+    @property
+    def unit(self) -> int:
+        return self.src_element if self.follows_src else self.dst_element
+
+    @property
+    def row_factor(self) -> int:
+        """By what the drawn row sizes are multiplied."""
+        return self.dst_element // self.unit
+
+
+@st.composite
+def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
+    case_class = draw(classes)
+    event(f"class: {case_class}")
+    kind = list(KV_DTYPES).index(draw(_KINDS))
+    result = draw(_RESULTS)
+    types = _Types(kind, result, bool(kind and draw(st.booleans())))
+    event(f"types: {list(KV_DTYPES)[kind]} to {Dtype(result).name}")
+    scale = draw(_SCALES) if kind or draw(st.booleans()) else None
+    room = limit_bytes // types.row_factor
+    choices = draw(
+        gather_choices(st.just(types.unit), _ENTRY_SIZES, case_class=case_class, limit_bytes=room)
+    )
+    gather = Gather(choices, room)
+    if gather.element_bytes != types.unit:  # too little memory for so many rows of such elements
+        gather = Gather(replace(choices, crossing=None), room)
+    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
+    junk = draw(_JUNK) if oddity != "none" else 0
+    placed = draw(placements(_alignments(types.src_element, types.dst_element), "dst"))
+    if oddity != "none":
+        event(f"oddity: {oddity}")
+        if oddity in _BEFORE:
+            _BEFORE[oddity](gather, junk)
+    case = _case(gather, choices, types, scale, placed)
+    if oddity in _AFTER:
+        case = _AFTER[oddity](case, junk)
+    return draw(lies(surface(case))) if case_class == "refused" else case
+
+
+def _alignments(src_element: int, dst_element: int) -> dict[str, int]:
+    return {
+        "src": src_element,
+        "dst": dst_element,
+        "block_table": 4,
+        "starts": 4,
+        "seq_starts": 4,
+        "scale": 4,
+        "counts": 8,
+    }
+
+
+def _case(
+    gather: Gather,
+    choices: GatherChoices,
+    types: _Types,
+    scale: int | None,
+    placed: Mapping[str, Placement],
+) -> Case:
+    index = gather.index
+    values = {"block_table": gather.table, "starts": Values.literal(*index.starts)}
+    if index.seq_starts is not None:
+        values["seq_starts"] = Values.literal(*index.seq_starts)
+    if scale is not None:
+        values["scale"] = Values.literal(scale)
+    if choices.counters is not None:
+        values["counts"] = Values.literal(*choices.counters)
+    present = ("src", "dst", *values)
+    return Case(
+        operation=OPERATION,
+        sizes={
+            "num_requests": index.num_requests,
+            "num_tokens": index.num_tokens,
+            "page_size_tokens": gather.page_size_tokens,
+            "num_pages": index.num_pages,
+            "table_width": index.table_width,
+            "table_row_stride": index.table_row_stride,
+            "page_stride_bytes": gather.page_stride_bytes,
+            "slot_stride_bytes": gather.slot_stride_bytes,
+            "dst_rows": gather.dst_rows,
+            "dst_row_stride_bytes": gather.dst_row_stride_bytes * types.row_factor,
+            "entry_elements": gather.entry_bytes // types.unit,
+            "kv_dtype": types.kind,
+            "dst_dtype": types.result,
+            "has_terminal": choices.destination.has_terminal,
+        },
+        values=values,
+        placements={name: place for name, place in placed.items() if name in present},
+        seed=choices.seed,
+    )
+
+
+# ---- oddities ------------------------------------------------------------------------------------
+
+
+def _ignored_strides(case: Case, junk: int) -> Case:
+    return oddities.ignored_strides(case, _strides(case), junk)
+
+
+def _bytes(case: Case, _: int) -> Case:
+    if not case.sizes["kv_dtype"]:
+        return case
+    return replace(case, overrides={"src.dtype": int(Dtype.U8)})
+
+
+def _null_where_empty(case: Case, _: int) -> Case:
+    return oddities.null_where_empty(case, required_bytes(case))
+
+
+def _absent_arguments(case: Case, junk: int) -> Case:
+    return oddities.absent_arguments(case, _OPTIONAL, junk)
+
+
+_BEFORE: Mapping[str, Callable[[Gather, int], None]] = {
+    "far starts": oddities.far_starts,
+    "unread seq_starts": oddities.unread_seq_starts,
+    "ignored strides": oddities.single_row,
+}
+_AFTER: Mapping[str, Callable[[Case, int], Case]] = {
+    "ignored strides": _ignored_strides,
+    "bytes": _bytes,
+    "null where empty": _null_where_empty,
+    "absent arguments": _absent_arguments,
+}
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def _elements(case: Case) -> tuple[int, int]:
+    """Bytes of a source and of a destination element."""
+    result = Dtype(case.sizes["dst_dtype"]).size_bytes
+    return 1 if case.sizes["kv_dtype"] else result, result
+
+
+def _strides(case: Case) -> oddities.Strides:
+    src, dst = _elements(case)
+    return {
+        "page_stride_bytes": ("num_pages", src),
+        "slot_stride_bytes": ("page_size_tokens", src),
+        "dst_row_stride_bytes": ("dst_rows", dst),
+        "table_row_stride": ("num_requests", 1),
+    }
+
+
+def required_bytes(case: Case) -> dict[str, int]:
+    """What every buffer needs; absent ones 0."""
+    elements, (src, dst) = case.sizes["entry_elements"], _elements(case)
+    needed = oddities.required_bytes(case, _strides(case), elements * src, elements * dst)
+    return {**needed, "scale": 4 if "scale" in case.values else 0}
+
+
+def surface(case: Case) -> Surface:
+    """What launchers of this operation must see through, for a sound case."""
+    sizes, needed, (src, dst) = case.sizes, required_bytes(case), _elements(case)
+    result = sizes["dst_dtype"]
+    types = {
+        "src": (int(_CODES[sizes["kv_dtype"]] or result), 3),
+        "dst": (result, 2),
+        "block_table": (int(Dtype.I32), 2),
+        "starts": (int(Dtype.I32), 1),
+        "seq_starts": (int(Dtype.I32), 1),
+        "scale": (int(Dtype.F32), 1),
+        "counts": (int(Dtype.I64), 1),
+    }
+    alignments = _alignments(src, dst)
+    arguments = {
+        name: Argument(
+            dtype,
+            rank,
+            needed[name],
+            alignments[name],
+            is_absent=name in _OPTIONAL and name not in case.values,
+        )
+        for name, (dtype, rank) in types.items()
+    }
+    rows, row_bytes = max(sizes["num_tokens"], 1), sizes["entry_elements"] * dst
+    own = {
+        "entry_elements": [
+            Lie("entry_elements", {"entry_elements": value}) for value in (0, -1, 2**31, 2**63 - 1)
+        ],
+        "kv_dtype": [Lie("kv_dtype", {"kv_dtype": value}) for value in (3, -1, 2**32)],
+        "dst_dtype": [
+            Lie("dst_dtype", {"dst_dtype": value})
+            for value in (int(Dtype.U16), int(Dtype.E4M3), 0, -1, 2**32 + int(Dtype.BF16))
+        ],
+        "null_scale": [
+            Lie("null_scale", {"scale.data": 0, "scale.extent_bytes": 0}),
+        ]
+        if sizes["kv_dtype"]
+        else [],
+        "dst_rows": [
+            Lie("dst_rows", {"dst_rows": rows - 1, "num_tokens": rows}),
+            Lie("dst_rows", {"dst_rows": 0, "num_tokens": rows}),
+        ],
+        "not_nested": [
+            Lie("not_nested", {"dst_row_stride_bytes": stride, "dst_rows": max(rows, 2)})
+            for stride in (row_bytes - dst, 0)
+        ],
+    }
+    return Surface(
+        case=case,
+        arguments=arguments,
+        destinations=("dst",),
+        strides=_strides(case),
+        extents={
+            "page_stride_bytes": ("num_pages",),
+            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
+            "dst_row_stride_bytes": ("num_tokens", "dst_rows"),
+            "table_row_stride": ("num_requests", "table_width"),
+        },
+        counts=("num_requests", "num_tokens", "num_pages", "table_width"),
+        own=own,
+    )
+
+
+# ---- corners -------------------------------------------------------------------------------------
+
+_Corner = Callable[[Plan, Expectation], bool]
+
+_SHARED = ("batch", "rows", "pages", "table", "seq_starts", "hostile", "refused", "class", "counts")
+_NOT_SHARED = ("refused: element_bytes", "refused: entry_bytes")
+
+
+def _writes(expectation: Expectation) -> bool:
+    return any(expected.offsets.size for expected in expectation.expected.values())
+
+
+def _gathers(predicate: Callable[[Mapping[str, int]], bool]) -> _Corner:
+    """Some row is written, and the sizes are as said."""
+    return lambda plan, expectation: _writes(expectation) and predicate(plan.arguments)
+
+
+def _types(kind: int, result: Dtype) -> _Corner:
+    return _gathers(lambda a: a["kv_dtype"] == kind and a["dst_dtype"] == result)
+
+
+def _scaled(predicate: Callable[[float], bool]) -> _Corner:
+    """Codes are multiplied by such a scale."""
+
+    def holds(plan: Plan, expectation: Expectation) -> bool:
+        if not (_writes(expectation) and plan.arguments["kv_dtype"]):
+            return False
+        return predicate(float(plan.buffers["scale"].image.values.view(np.float32)[0, 0]))
+
+    return holds
+
+
+def _elements_per_16_bytes(plan: Plan, expectation: Expectation) -> bool:
+    """Rows of whole 16-byte stores, from codes."""
+    a = plan.arguments
+    row_bytes = a["entry_elements"] * _elements(plan.case)[1]
+    return _writes(expectation) and a["kv_dtype"] > 0 and row_bytes % 16 == 0
+
+
+def _nan_expected(plan: Plan, expectation: Expectation) -> bool:
+    return any(expected.free_nans is not None for expected in expectation.expected.values())
+
+
+def _past(buffer: str, boundary: int) -> _Corner:
+    """The launch touches bytes of the buffer at and past a boundary."""
+
+    def holds(plan: Plan, expectation: Expectation) -> bool:
+        footprint = expectation.footprint(buffer)
+        touched = footprint.may_read if buffer == "src" else footprint.writable
+        return bool(touched) and int(touched.end[-1]) > boundary
+
+    return holds
+
+
+def _refused(reason: str) -> _Corner:
+    return lambda plan, expectation: any(r.reason == reason for r in expectation.refusals)
+
+
+_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+
+#: Name -> whether a case is in that corner.
+CORNERS: Corners = MappingProxyType(
+    {
+        **{
+            name: holds
+            for name, holds in GATHER_CORNERS.items()
+            if name.split(":")[0] in _SHARED and name not in _NOT_SHARED
+        },
+        **{
+            f"types: {name} to {result.name}": _types(kind, result)
+            for kind, name in enumerate(KV_DTYPES)
+            for result in (Dtype.F32, Dtype.F16, Dtype.BF16)
+        },
+        "scale: 1": _scaled(lambda scale: scale == 1),
+        "scale: zero": _scaled(lambda scale: scale == 0),
+        "scale: subnormal": _scaled(lambda scale: 0 < abs(scale) < _LEAST_NORMAL),
+        "scale: negative": _scaled(lambda scale: scale < 0),
+        "scale: infinite": _scaled(lambda scale: abs(scale) == float("inf")),
+        "scale: NaN": _scaled(lambda scale: scale != scale),
+        "scale: huge": _scaled(lambda scale: 1e30 < abs(scale) < float("inf")),
+        "scale: given to a copy": lambda plan, expectation: (
+            _writes(expectation) and plan.arguments["kv_dtype"] == 0 and "scale" in plan.case.values
+        ),
+        "scale: absent": _gathers(lambda a: a["kv_dtype"] == 0),
+        "rows: a NaN": _nan_expected,
+        "entry: whole 16-byte stores": _elements_per_16_bytes,
+        "entry: one element": _gathers(lambda a: a["entry_elements"] == 1),
+        "entry: odd": _gathers(lambda a: a["entry_elements"] % 2 == 1),
+        "entry: 512 or more elements": _gathers(lambda a: a["entry_elements"] >= 512),
+        "src: bytes": lambda plan, expectation: (
+            _writes(expectation) and plan.buffers["src"].dtype == Dtype.U8
+        ),
+        **{
+            f"boundary: {buffer} past 2^{power}": _past(buffer, 2**power)
+            for buffer in ("src", "dst")
+            for power in (31, 32)
+        },
+        **{
+            f"refused: {reason}": _refused(reason)
+            for reason in ("entry_elements", "kv_dtype", "dst_dtype", "null_scale")
+        },
+    }
+)
