@@ -163,7 +163,7 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
         check(case, device="tpu")
     with pytest.raises(CannotCheckError, match="unknown build flag 'fast'"):
         check(case, build="fast")
-    with pytest.raises(CannotCheckError, match="is one of cp_gather_cache, not of nothing"):
+    with pytest.raises(CannotCheckError, match=r"is one of .*cp_gather_cache.*, not of nothing"):
         check(replace(case, operation="nothing"))
     with pytest.raises(CaseError, match="unknown 'width'"):
         check(case.with_sizes(width=1))
