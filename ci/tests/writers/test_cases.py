@@ -19,7 +19,7 @@ from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import corners_for
 
 WRITERS = [name for name, one in operations().items() if isinstance(one, WriteOperation)]
-COUNT = 1200
+COUNT = 1500
 
 
 def strategy(name: str) -> ModuleType:
