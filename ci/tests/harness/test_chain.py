@@ -133,7 +133,7 @@ def test_both_backends_can_compare_the_fixed_bytes() -> None:
     case = case_of("wrong-output")
     digests = []
     for subject in ("bundled:page", "bundled:token", twin("wrong-output")):
-        with Checker(None, subject, build="release") as checker:
+        with Checker("cp_gather_cache", subject, build="release") as checker:
             _, fixed = checker.check_fixed_bytes(case)
         assert fixed is not None
         assert fixed.statuses == (0, 0)
@@ -145,7 +145,7 @@ def test_both_backends_can_compare_the_fixed_bytes() -> None:
 def test_counters_are_among_the_fixed_bytes() -> None:
     """Where the contract fixes the counts, a lost count changes the digest."""
     case = case_of("missing-count")
-    right = Checker(None, "bundled:page", build="release")
+    right = Checker("cp_gather_cache", "bundled:page", build="release")
     wrong = Checker(None, twin("missing-count"), build="release")
     with right, wrong:
         _, good = right.check_fixed_bytes(case)
@@ -174,7 +174,7 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
 def test_the_journal_of_a_checker_is_gone_after_it(tmp_path: Path) -> None:
     """The running case lies in the journal that was asked for, and only while it may be needed."""
     path = tmp_path / "journal.jsonl"
-    with Checker(None, "bundled:page", journal=path) as checker:
+    with Checker("cp_gather_cache", "bundled:page", journal=path) as checker:
         checker.check(case_of("wrong-output"))
         assert case_of("wrong-output").to_json() == json.loads(path.read_text())["case"]
     assert not path.exists()
