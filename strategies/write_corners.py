@@ -255,7 +255,9 @@ _HEADS: Mapping[str, _Predicate] = {
         w.token.size > 0 and w.plan.buffers["value_cache"].placement.over is not None
     ),
     "boundary: head past 2^31": lambda w: _furthest_head(w) >= LIMITS[0],
-    "boundary: head below 2^31": lambda w: LIMITS[0] - 2**21 <= _furthest_head(w) < LIMITS[0],
+    "boundary: head below 2^31 or 2^32": lambda w: any(
+        limit - 2**21 <= _furthest_head(w) < limit for limit in LIMITS
+    ),
     "scale: one a head": lambda w: (
         w.token.size > 0 and w.sizes["kv_dtype"] > 0 and w.sizes["scale_count"] > 1
     ),

@@ -8,6 +8,8 @@
 
 namespace pf {
 
+using Name = const char*;  // of an argument, in a sentence
+
 class Sentence {
  public:
   explicit Sentence(pf_message* message) : message_(message) {

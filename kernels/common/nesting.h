@@ -1,7 +1,7 @@
 // Extents of strided tensors, and whether their elements share bytes. Host code.
 #pragma once
 
-#include <algorithm>
+#include <initializer_list>
 
 #include "common/refusals.h"
 
@@ -16,9 +16,10 @@ struct Dimension {
   Extent reach() const { return counts() ? Extent(size - 1) * stride_bytes : Extent(0); }
 };
 
+using Dimensions = std::initializer_list<Dimension>;
+
 /// Bytes from the first element's first to the last one's last; 0 if a size is 0.
-template <int kCount>
-Extent extent_of(const Dimension (&dimensions)[kCount], int64_t run_bytes) {
+inline Extent extent_of(Dimensions dimensions, int64_t run_bytes) {
   Extent total(run_bytes);
   bool empty = false;
   for (const Dimension& dimension : dimensions) {
@@ -30,17 +31,16 @@ Extent extent_of(const Dimension (&dimensions)[kCount], int64_t run_bytes) {
 
 /// Sorted by stride, each stride is at least the extent of all smaller ones together: no byte belongs to
 /// two elements.
-template <int kCount>
-bool nests(const Dimension (&dimensions)[kCount], int64_t run_bytes) {
-  Dimension sorted[kCount];
-  std::copy(dimensions, dimensions + kCount, sorted);
-  std::sort(sorted, sorted + kCount,
-            [](const Dimension& a, const Dimension& b) { return a.stride_bytes < b.stride_bytes; });
-  Extent inner(run_bytes);
-  for (const Dimension& dimension : sorted) {
-    if (!dimension.counts()) continue;
-    if (!inner.valid() || dimension.stride_bytes < inner.value()) return false;
-    inner = inner + dimension.reach();
+inline bool nests(Dimensions dimensions, int64_t run_bytes) {
+  for (const Dimension& outer : dimensions) {
+    if (!outer.counts()) continue;
+    Extent inside(run_bytes);
+    for (const Dimension& inner : dimensions) {
+      const bool is_smaller = inner.stride_bytes < outer.stride_bytes ||
+                              (inner.stride_bytes == outer.stride_bytes && &inner < &outer);
+      if (inner.counts() && is_smaller) inside = inside + inner.reach();
+    }
+    if (!inside.valid() || outer.stride_bytes < inside.value()) return false;
   }
   return true;
 }

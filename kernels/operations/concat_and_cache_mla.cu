@@ -106,9 +106,9 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const int64_t entry = entry_bytes(a);
   // Only the first num_tokens rows count; whether the stride does is up to all of them.
-  const pf::Dimension kv_c[] = {{a.num_tokens, a.kv_c_row_stride_bytes}};
-  const pf::Dimension k_pe[] = {{a.num_tokens, a.k_pe_row_stride_bytes}};
-  const pf::Dimension cache[] = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
+  const pf::Dimensions kv_c = {{a.num_tokens, a.kv_c_row_stride_bytes}};
+  const pf::Dimensions k_pe = {{a.num_tokens, a.k_pe_row_stride_bytes}};
+  const pf::Dimensions cache = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
   return refusals.extent("kv_c", a.kv_c, pf::extent_of(kv_c, a.kv_c_elements * in)) &&
          refusals.extent("k_pe", a.k_pe, pf::extent_of(k_pe, a.k_pe_elements * in)) &&
          refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&

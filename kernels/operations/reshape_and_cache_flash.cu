@@ -65,21 +65,21 @@ enum Buffer : int { kKey, kValue, kSlotMapping, kKScale, kVScale, kKeyCache, kVa
 
 // What key and value each have of their own, with the names that refusals speak of.
 struct Side {
-  const char* input_name;
+  pf::Name input_name;
   const pf_array& input;
-  const char* rows_name;
+  pf::Name rows_name;
   int64_t rows;
-  const char* row_stride_name;
+  pf::Name row_stride_name;
   int64_t row_stride_bytes;
-  const char* scale_name;
+  pf::Name scale_name;
   const pf_array& scale;
-  const char* cache_name;
+  pf::Name cache_name;
   const pf_array& cache;
-  const char* page_stride_name;
+  pf::Name page_stride_name;
   int64_t page_stride_bytes;
-  const char* slot_stride_name;
+  pf::Name slot_stride_name;
   int64_t slot_stride_bytes;
-  const char* head_stride_name;
+  pf::Name head_stride_name;
   int64_t head_stride_bytes;
 };
 
@@ -125,8 +125,8 @@ bool acceptable_memory(const Args& a, const Side& s, pf::Refusals& refusals) {
   if (!strides) return false;
 
   // Only the first num_tokens rows count; whether the stride does is up to all of them.
-  const pf::Dimension input[] = {{a.num_tokens, s.row_stride_bytes}};
-  const pf::Dimension cache[] = {{a.num_pages, s.page_stride_bytes},
+  const pf::Dimensions input = {{a.num_tokens, s.row_stride_bytes}};
+  const pf::Dimensions cache = {{a.num_pages, s.page_stride_bytes},
                                  {a.page_size_tokens, s.slot_stride_bytes},
                                  {a.num_heads, s.head_stride_bytes}};
   return refusals.extent(s.input_name, s.input, pf::extent_of(input, a.num_heads * a.head_elements * in)) &&
@@ -239,8 +239,7 @@ Write write_of(const Args& a) {
 pf::Addends addends(const Args& a) {
   pf::Addends both = {static_cast<uint64_t>(a.head_elements * input_bytes(a)),
                       static_cast<uint64_t>(a.head_elements * cache_bytes(a))};
-  const Side sides[] = {key_side(a), value_side(a)};
-  for (const Side& s : sides) {
+  for (const Side& s : {key_side(a), value_side(a)}) {
     both.read |= static_cast<uint64_t>(counted(s.row_stride_bytes, s.rows)) |
                  reinterpret_cast<uintptr_t>(s.input.data);
     both.written |= static_cast<uint64_t>(counted(s.page_stride_bytes, a.num_pages) |
