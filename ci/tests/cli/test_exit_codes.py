@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pagefuzz.oracles.registry import operations
+
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -71,7 +73,7 @@ def test_wrong_usage(cli, arguments, said):
 def test_unknown_operation(cli):
     """An operation that does not exist: its name and those there are."""
     sentence = _sentence(cli("fuzz", "--op", "nope"))
-    assert sentence == "pagefuzz: unknown operation 'nope'; there is cp_gather_cache"
+    assert sentence == f"pagefuzz: unknown operation 'nope'; there is {', '.join(operations())}"
 
 
 @pytest.mark.parametrize("name", ["bundled:nope", "twin:nope", "nope", "twin:nope.toml"])
@@ -111,7 +113,7 @@ def test_compiler_that_fails(cli, no_compiler, tmp_path):
     compiler.write_text('#!/bin/sh\necho broken as designed >&2\n[ "$1" = --version ]\n')
     compiler.chmod(0o755)
     env = {**no_compiler, "PATH": os.environ["PATH"], "PAGEFUZZ_CXX": str(compiler)}
-    done = cli("fuzz", "--device", "host", env=env)
+    done = cli("fuzz", "--op", "cp_gather_cache", "--device", "host", env=env)
     assert "broken-g++ failed on cp_gather_cache.cu (exit status 1)" in _sentence(done)
     assert "broken as designed" in done.stderr
 
