@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pagefuzz.oracles.registry import operations
+
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -73,8 +75,7 @@ def test_wrong_usage(cli, arguments, said):
 def test_unknown_operation(cli):
     """An operation that does not exist: its name and those there are."""
     sentence = _sentence(cli("fuzz", "--op", "nope"))
-    assert sentence.startswith("pagefuzz: unknown operation 'nope'; there is ")
-    assert "cp_gather_cache" in sentence
+    assert sentence == f"pagefuzz: unknown operation 'nope'; there is {', '.join(operations())}"
 
 
 @pytest.mark.parametrize("name", ["bundled:nope", "twin:nope", "nope", "twin:nope.toml"])
