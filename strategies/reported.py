@@ -44,7 +44,9 @@ def lies_for(operation: str) -> list[Case]:
         if "starts" in case.values:  # a gather: lies about sequence starts too
             at_zero = {"seq_starts": Values("constant", {"value": 0})}
             case = replace(case, values={**at_zero, **case.values})
-        if case.sizes.get("num_requests", 1) <= 8 and len(lies := registry.lies_about(case)) > len(told):
+        if case.sizes.get("num_requests", 1) <= 8 and len(lies := registry.lies_about(case)) > len(
+            told
+        ):
             told = lies
     return told
 
