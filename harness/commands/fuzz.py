@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -161,15 +162,26 @@ def _header(
     names = ", ".join(f"{u.name}{'' if u.hostile else ' (no hostile cases)'}" for u in units)
     of = f" ({found_commit[:12]})" if found_commit else ""
     compiler = found["host compiler" if backend == "host" else "nvcc"]
-    return [
+    lines = [
         (
             f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
             f"Hypothesis {found['hypothesis']}, torch {found['torch']}"
-        ),
-        f"device   {device}; {compiler}",
-        f"units    {names}",
-        f"profile  {run}",
+        )
     ]
+    width = shutil.get_terminal_size().columns
+    for label, text in (
+        ("device", f"{device}; {compiler}"),
+        ("units", names),
+        ("profile", run),
+    ):
+        lines += textwrap.wrap(
+            f"{label:<9}{text}",
+            width,
+            subsequent_indent=" " * 9,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    return lines
 
 
 def _terminal_reporter(

@@ -10,7 +10,7 @@ from pagefuzz.harness.reporters.figures import amount, duration, plural, table
 
 def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
     """`judgement_units`: what each judgement counts, by its name ("bytes")."""
-    blocks = [_unit_table(result), _checked_table(result, judgement_units, width)]
+    blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
     blocks += [_not_run(result), _findings(result), [_throughput(result), last_line(result)]]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -26,21 +26,34 @@ def last_line(result: Result) -> str:
     return f"clean: nothing was found in {duration(result.seconds)}"
 
 
-def _unit_table(result: Result) -> list[str]:
-    return table(
-        ("operation/subject", "cases", "launches", "cases/s/core", "not run", "findings"),
-        [
-            (
-                name,
-                f"{unit.totals.cases:,}",
-                f"{unit.totals.launches:,}",
-                f"{unit.totals.cases_a_second:.0f}",
-                f"{unit.totals.not_run:,}",
-                f"{len(unit.findings)}",
-            )
-            for name, unit in result.units.items()
-        ],
-    )
+_COLUMNS = ("cases", "launches", "cases/s/core", "not run", "findings")
+
+
+def _unit_table(result: Result, width: int) -> list[str]:
+    """A line a unit; where that is too wide, its operation on a line of its own before it."""
+    figures = [
+        (
+            f"{unit.totals.cases:,}",
+            f"{unit.totals.launches:,}",
+            f"{unit.totals.cases_a_second:.0f}",
+            f"{unit.totals.not_run:,}",
+            f"{len(unit.findings)}",
+        )
+        for unit in result.units.values()
+    ]
+    rows = [(name, *of_unit) for name, of_unit in zip(result.units, figures, strict=True)]
+    lines = table(("operation/subject", *_COLUMNS), rows)
+    if max(map(len, lines)) <= width:
+        return lines
+    units = [unit.unit for unit in result.units.values()]
+    rows = [(f"  {u.subject}", *of_unit) for u, of_unit in zip(units, figures, strict=True)]
+    head, *lines = table(("operation, subject", *_COLUMNS), rows)
+    grouped = [head]
+    for position, (unit, line) in enumerate(zip(units, lines, strict=True)):
+        if position == 0 or unit.operation != units[position - 1].operation:
+            grouped.append(unit.operation)
+        grouped.append(line)
+    return grouped
 
 
 def _checked_table(result: Result, judgement_units: Mapping[str, str], width: int) -> list[str]:
