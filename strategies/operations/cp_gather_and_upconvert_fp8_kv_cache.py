@@ -304,6 +304,7 @@ def surface(case: Case) -> Surface:
 #: Of all gathers, what a record of 656 bytes cannot be in: entries of other sizes, elements of the
 #: cache other than bytes, 2^31 records or rows.
 _IMPOSSIBLE = (
+    "cache: strides aligned beyond the entry",  # records and rows are multiples of 16
     "cache: entries that share bytes",
     "base: src at its least alignment",
     "base: dst at its least alignment",

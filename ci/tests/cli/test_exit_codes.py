@@ -133,7 +133,8 @@ def test_compiler_that_makes_nothing(cli, no_compiler, tmp_path, does, said):
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {does}\n')
     compiler.chmod(0o755)
     env = {**no_compiler, "PATH": os.environ["PATH"], "PAGEFUZZ_CXX": str(compiler)}
-    assert _sentence(cli("fuzz", "--device", "host", env=env)).endswith(said)
+    done = cli("fuzz", "--op", "cp_gather_cache", "--device", "host", env=env)
+    assert _sentence(done).endswith(said)
 
 
 def test_terminated_while_compiling(no_compiler, tmp_path):
@@ -184,7 +185,8 @@ def test_streams_do_not_decide(tmp_path, root):
 def test_damaged_object(cli, tmp_path):
     """What is in the way is named, and what to do about it."""
     env = {"PAGEFUZZ_CACHE": str(tmp_path / "cache")}
-    fuzz = ["fuzz", "--device", "host", "--subject", "bundled:page", "--cases", "1"]
+    fuzz = ["fuzz", "--op", "cp_gather_cache", "--device", "host"]
+    fuzz += ["--subject", "bundled:page", "--cases", "1"]
     assert cli(*fuzz, env=env).returncode == 0
     (made,) = (tmp_path / "cache").rglob("*.so")
     made.write_bytes(b"junk")

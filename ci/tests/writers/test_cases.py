@@ -23,8 +23,13 @@ COUNT = 1500
 
 
 def plain(case: Case) -> bool:
-    """Whether lies can be told about it: its arguments are as they are, its buffers its own."""
-    return not case.overrides and all(place.over is None for place in case.placements.values())
+    """Whether lies can be told about it: its arguments are as they are, its buffers its own, and no
+    stride holds nonsense that a lie about a size would bring to light."""
+    return (
+        not case.overrides
+        and all(place.over is None for place in case.placements.values())
+        and all(size >= 0 for size in case.sizes.values())
+    )
 
 
 def strategy(name: str) -> ModuleType:
