@@ -20,12 +20,17 @@ def operation_names(wanted: Sequence[str] | None) -> tuple[str, ...]:
         raise CannotCheckError(str(error)) from None
 
 
+def _of_every_operation(name: str) -> list[Subject]:
+    """Raises `CannotCheckError` if no operation has a subject of that name."""
+    return [s for s in subjects.subjects() if s.name == name] or [subjects.subject(name)]
+
+
 def selected_subjects(
     operations: Sequence[str] | None, names: Sequence[str] | None
 ) -> tuple[Subject, ...]:
     """Every subject that a command was asked to check.
 
-    operations  names; None: all, or those of the subjects that were asked for
+    operations  names; None: all, or all that have the subjects that were asked for
     names       None: every bundled subject that declares no faults
 
     Raises `CannotCheckError` for a name that is not there, and if nothing is left to check.
@@ -45,7 +50,7 @@ def selected_subjects(
             )
         return tuple(chosen)
     if operations is None:
-        return tuple(dict.fromkeys(subjects.subject(name) for name in names))
+        return tuple(dict.fromkeys(s for name in names for s in _of_every_operation(name)))
     # Each operation must have a subject of each name: a leg that is left out is not a pass.
     return tuple(
         dict.fromkeys(subjects.subject(name, operation) for operation in wanted for name in names)
