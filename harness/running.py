@@ -163,9 +163,9 @@ def fixed_bytes(plan: Plan, expectation: Expectation, launches: tuple[Launch, ..
     digest = hashlib.blake2b(digest_size=16)
     byte_count = 0
     for launch in launches:
-        for name, expected in expectation.expected.items():
+        for part, expected in expectation.expected.items():
             size_bytes = expected.values.shape[1]
-            root, begin = plan.base(name)
+            root, begin = plan.base(expected.buffer or part)
             _, after = before_and_after(
                 launch, plan.case.seed, root, expected.offsets + begin, size_bytes
             )

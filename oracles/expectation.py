@@ -61,17 +61,19 @@ class Contested:
 
 @dataclass(frozen=True)
 class Expected:
-    """Bytes one destination must hold afterwards.
+    """Bytes one destination, or one part of it, must hold afterwards.
 
-    offsets   int64 [n], ascending and disjoint runs; together they are `Footprint.must_write`
+    offsets   int64 [n], ascending and disjoint runs; those of all parts are `Footprint.must_write`
     values    uint8 [n, run_bytes]
     free_nans  elements of `values` whose bits are free, if any
+    buffer    the destination, where this is a part of it with a name of its own
     """
 
     offsets: npt.NDArray[np.int64]
     values: Bytes
     contested: Contested | None = None
     free_nans: FreeNans | None = None
+    buffer: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Expectation:
     refusals    every reason that holds, if refused; the rest is then empty (nothing may change)
     hostile     why it is hostile, one sentence a kind of value; empty otherwise
     footprints  for every buffer of the plan
-    expected    for every destination
+    expected    for every destination; by part where one has elements of several sizes
     counts      None where the contract leaves them unspecified
     counters    figures for Hypothesis' statistics (distance to 2^31, pages touched, ...)
     """

@@ -57,9 +57,15 @@ class Judgement(ABC):
     unit: ClassVar[str]
     summary: ClassVar[str]
 
+    def concerns(self, operation: Operation, flags: frozenset[str]) -> bool:
+        """Whether cases of that operation give it something to examine, when launched by an object
+        of these build flags. A campaign in which it then examined nothing is no pass."""
+        return True
+
     @abstractmethod
     def applies(self, run: Run) -> bool:
-        """Whether it has anything to examine in this run (a checked build, counters, ...)."""
+        """Whether it has anything to examine in this run (counters, a launch that finished, ...);
+        asked only where it `concerns`."""
 
     @abstractmethod
     def judge(self, run: Run) -> Judged: ...

@@ -36,7 +36,7 @@ def judge(run: Run) -> Verdict:
     found: dict[str, Failure] = {}
     checked: dict[str, int] = {}
     for name, judgement in judgements().items():
-        if judgement.applies(run):
+        if judgement.concerns(run.operation, observation.build_flags) and judgement.applies(run):
             judged = judgement.judge(run)
             checked[name] = judged.checked
             for failure in judged.failures:

@@ -46,6 +46,12 @@ def judgements() -> Mapping[str, Judgement]:
     return _instances(judgements_package, Judgement)  # type: ignore[type-abstract]
 
 
+def concerned(operation: Operation, flags: frozenset[str]) -> tuple[str, ...]:
+    """Names of the judgements that must examine something in a campaign of an operation, with an
+    object of these build flags."""
+    return tuple(n for n, one in judgements().items() if one.concerns(operation, flags))
+
+
 class UnknownNameError(LookupError):
     """A name that is not registered. The message lists those that are."""
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pagefuzz.harness.campaign.candidate import Candidate
@@ -39,7 +40,7 @@ class Campaign:
     cases, time_s  exactly one of them bounds it: generated cases a unit, or seconds in all
     jobs           runner processes at a time
     device         in words, for findings
-    judgements     names of those that must have examined something by the end
+    judgements     operation -> names of those that must have examined something by the end
     findings       folder that findings go to
     """
 
@@ -54,7 +55,7 @@ class Campaign:
         findings: Path,
         reporters: Sequence[Reporter] = (),
         device: str = "host",
-        judgements: Sequence[str] = (),
+        judgements: Mapping[str, Sequence[str]] = MappingProxyType({}),
         versions: Mapping[str, str] | None = None,
     ) -> None:
         if (cases is None) == (time_s is None):
@@ -279,5 +280,5 @@ class Campaign:
                     self._settle(unit, found, self._finding(unit, found.best))
             if unit.findings or unit.problems or self.result.interrupted:
                 continue
-            for sentence in unit.vacuous(self._judgements, self.options.build):
+            for sentence in unit.vacuous(self._judgements.get(unit.unit.operation, ())):
                 self._add_problem(unit, sentence)

@@ -110,7 +110,10 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         findings=report,
         reporters=reporters,
         device=device,
-        judgements=tuple(judgements),
+        judgements={
+            name: registry.concerned(operation, frozenset(build.split(",")))
+            for name, operation in registry.operations().items()
+        },
         versions=found_versions,
     )
     try:

@@ -6,6 +6,7 @@ from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
 from pagefuzz.oracles.layout import Dtype, Role
 from pagefuzz.oracles.observation import AccessFault
+from pagefuzz.oracles.operation import Operation
 from pagefuzz.oracles.verdict import Failure
 from pagefuzz.oracles.wording import count_text, nearest_legal_text, range_text
 
@@ -20,10 +21,11 @@ class BoundsJudgement(Judgement):
     unit = "bytes"
     summary = "no load, store or atomic of a checked build touches a forbidden byte"
 
+    def concerns(self, operation: Operation, flags: frozenset[str]) -> bool:
+        return "checked" in flags
+
     def applies(self, run: Run) -> bool:
-        return "checked" in run.observation.build_flags and any(
-            launch.record is not None for launch in run.observation.launches
-        )
+        return any(launch.record is not None for launch in run.observation.launches)
 
     def judge(self, run: Run) -> Judged:
         records = [x.record for x in run.observation.launches if x.record is not None]

@@ -38,7 +38,8 @@ class OutputJudgement(Judgement):
         failures: list[Failure] = []
         checked = 0
         for launch in run.finished:
-            for name, expected in run.expectation.expected.items():
+            for part, expected in run.expectation.expected.items():
+                name = expected.buffer or part
                 checked += expected.values.size
                 failures += self._exact(run, launch, name, expected)
                 if expected.contested is not None and expected.contested.offsets.size:

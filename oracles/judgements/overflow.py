@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
 from pagefuzz.oracles.observation import IndexFault
+from pagefuzz.oracles.operation import Operation
 from pagefuzz.oracles.verdict import Failure
 
 _NOUNS = {
@@ -20,6 +21,9 @@ class OverflowJudgement(Judgement):
     name = "overflow"
     unit = "operations"
     summary = "no index arithmetic wraps and no conversion of an index loses bits"
+
+    def concerns(self, operation: Operation, flags: frozenset[str]) -> bool:
+        return bool(flags & {"checked", "ubsan"})
 
     def applies(self, run: Run) -> bool:
         return any(launch.record is not None for launch in run.observation.launches)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 import pagefuzz.oracles
-from pagefuzz.oracles.registry import UnknownNameError, judgements, operation, operations
+from pagefuzz.oracles.registry import (
+    UnknownNameError,
+    concerned,
+    judgements,
+    operation,
+    operations,
+)
 from pagefuzz.oracles.verdict import CAUSE_ORDER
 
 
@@ -33,6 +39,16 @@ def test_judgements_say_what_they_are(name: str) -> None:
     assert judgement.unit in {"bytes", "operations", "launches", "counters"}
     assert judgement.summary
     assert len(judgement.summary) < 100
+
+
+def test_records_concern_checked_builds_only() -> None:
+    """What a release build cannot give to examine is not missed there; all else is."""
+    gather = operation("cp_gather_cache")
+    assert set(concerned(gather, frozenset({"checked"}))) >= {"bounds", "overflow", "output"}
+    released = set(concerned(gather, frozenset({"release"})))
+    assert released >= {"output", "untouched", "counts", "refusal", "launch", "death"}
+    assert not released & {"bounds", "overflow"}
+    assert "overflow" in concerned(gather, frozenset({"ubsan"}))
 
 
 def test_unknown_operation() -> None:
