@@ -235,12 +235,6 @@ def test_a_judgement_that_examined_nothing_is_no_pass(run_campaign):
     assert ran.listener.problems == ["fake/bundled:fake: output examined nothing in 200 cases"]
 
 
-def test_bounds_need_a_checked_build(run_campaign):
-    """A release build keeps no record: that bounds examined nothing is no problem there."""
-    assert run_campaign({"blind": ["bounds"]}, build="release").result.exit_code == 0
-    assert run_campaign({"blind": ["bounds"]}, build="checked").result.exit_code == 2
-
-
 def test_cases_that_were_not_run_are_no_pass(run_campaign):
     """Nothing but cases that do not fit: exit 2 with the reason, no case counted."""
     ran = run_campaign({"not_run": True})
