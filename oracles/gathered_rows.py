@@ -78,7 +78,7 @@ class _Dequantised(GatheredRows):
             return {"dst": Rows(entries, slice(0, entries.shape[1]))}
         codes, result = FP8[a["kv_dtype"]], Dtype(a["dst_dtype"])
         values = _product(values_of(entries, codes), scales(plan, "scale", 1))
-        raw = narrowed(values, result).reshape(len(entries), -1)
+        raw = narrowed(values, result)
         return {"dst": Rows(raw, None, FreeNans.of(raw, result), result.size_bytes)}
 
 
@@ -92,7 +92,7 @@ class _Upconverted(GatheredRows):
         codes, words, rope = np.split(entries, (512, 528), axis=1)
         scale = np.repeat(widened(words, Dtype.F32), 128, axis=1)
         latent = narrowed(_product(values_of(codes, Dtype.E4M3), scale), Dtype.BF16)
-        raw = np.concatenate((latent.reshape(len(entries), -1), rope), axis=1)
+        raw = np.concatenate((latent, rope), axis=1)
         nans = FreeNans.of(raw, Dtype.BF16, np.arange(576) < 512)
         return {"dst": Rows(raw, None, nans, 2)}
 

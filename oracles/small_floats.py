@@ -47,6 +47,7 @@ def _quantum(magnitude: npt.NDArray[np.float64], form: _Format) -> npt.NDArray[n
     """What neighbouring numbers of the format differ by."""
     finite = np.where(np.isfinite(magnitude), magnitude, 1.0)
     exponent = np.maximum(np.frexp(finite)[1].astype(np.int64) - 1, form.least)
+    exponent[finite == 0] = form.least  # frexp gives zero the exponent 0
     out: npt.NDArray[np.float64] = np.ldexp(1.0, exponent - form.mantissa)
     return out
 
