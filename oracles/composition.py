@@ -116,15 +116,10 @@ def sides(trip: RoundTrip) -> tuple[WrittenCells, GatheredRows]:
 
 
 def source_offset(trip: RoundTrip, gather: Gather) -> int:
-    """Bytes from the base of the cache to that of the gather's src. Raises `CaseError`."""
+    """Bytes from the base of the cache to that of the gather's src, of a view that is one."""
     cells, _ = sides(trip)
-    if gather.cache not in cells.caches:
-        raise CaseError(f"{cells.name} has no cache {gather.cache!r}")
     zero = np.zeros(1, dtype=np.int64)
-    at = cells.addresses(trip.writer.sizes, gather.cache, zero, zero)[0]
-    if gather.first_byte >= at.size:
-        raise CaseError(f"first_byte={gather.first_byte} lies past the {at.size} bytes of a cell")
-    return int(at[gather.first_byte])
+    return int(cells.addresses(trip.writer.sizes, gather.cache, zero, zero)[0, gather.first_byte])
 
 
 def compose(trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...]) -> Composition:
@@ -285,6 +280,8 @@ def _check_view(trip: RoundTrip, gather: Gather, plan: Plan) -> None:
     """The reader's entries are cells, or the part of each that begins at `first_byte`."""
     cells, reader = sides(trip)
     a, own = trip.writer.sizes, plan.arguments
+    if gather.cache not in cells.caches:
+        raise CaseError(f"{cells.name} has no cache {gather.cache!r}")
     for name in ("num_pages", "page_size_tokens"):
         if a[name] != own[name]:
             raise CaseError(f"the reader has {name}={own[name]}, the writer {a[name]}")
