@@ -340,7 +340,8 @@ def _reading(draw: st.DrawFn, case: Case, row_bytes: int) -> Reading:
             span[page] = min(low, offset), max(high, offset)
     pages = list(span)[:_MOST_PAGES]
     spare = (page for page in range(min(num_pages, 2 * _MOST_PAGES)) if page not in span)
-    pages += [page for page, _ in zip(spare, range(draw(_SPARE_PAGES)), strict=False)]
+    unwritten = max(draw(_SPARE_PAGES), 0 if pages else 1)
+    pages += [page for page, _ in zip(spare, range(unwritten), strict=False)]
     order, seed = draw(_ORDERS), draw(_SEEDS)
     if order == "reversed":
         pages.reverse()

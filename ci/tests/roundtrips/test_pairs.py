@@ -198,12 +198,12 @@ def test_a_hostile_table_is_a_note_without_containment():
 @pytest.mark.parametrize(
     ("writer", "reader", "key"),
     [
-        (twin("mla-padding-is-page-zero"), "bundled:page", ("rows", "dst", "holds wrong values")),
-        ("bundled:token", "twin:table-pitch-from-width", ("rows", "dst", "holds another entry")),
+        (twin("mla-padding-is-page-zero"), "bundled:page", ("untouched", "writer.cache")),
+        ("bundled:token", "twin:table-pitch-from-width", ("rows", "dst", "is not written")),
     ],
 )
 def test_a_fault_in_either_is_seen_on_one_trip(writer, reader, key):
-    """A writer that stores padding tokens in page 0; a reader of a table of wider rows."""
+    """A writer that stores padding tokens too; a reader that takes the table's rows for dense."""
     trip = copied(mla([-1, 3, 6]), [[0, 1], [1, 2]], [0, 3, 6], [0, 3])
     (gather,) = trip.gathers
     case = replace(
