@@ -16,7 +16,7 @@ from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.layout import Bytes, Dtype, Plan
 from pagefuzz.oracles.rows import Int64s
 from pagefuzz.oracles.small_floats import Float32s, narrowed, values_of, widened
-from pagefuzz.oracles.written_cells import FP8, scales
+from pagefuzz.oracles.written_cells import FP8, indexer_addresses, scales
 
 
 @dataclass(frozen=True)
@@ -116,21 +116,6 @@ class _Indexer(GatheredRows):
         keys = plan.arguments["head_dim"]
         k, scale = slice(0, keys), slice(keys, entries.shape[1])
         return {"dst_k": Rows(entries[:, k], k), "dst_scale": Rows(entries[:, scale], scale)}
-
-
-def indexer_addresses(sizes: Mapping[str, int], page: Int64s, slot: Int64s) -> Int64s:
-    """int64 [n, D + 4G]: the key bytes of each token, then those of its scale words, in a cache of
-    pages of the layout that `page_layout` names (0 flat, 1 tiled16)."""
-    keys, size = sizes["head_dim"], sizes["page_size_tokens"]
-    words = keys // sizes["quant_block"]
-    d, o = np.arange(keys, dtype=np.int64), slot[:, None]
-    if sizes["page_layout"]:
-        at = o // 16 * 16 * keys + d // 16 * 256 + o % 16 * 16 + d % 16
-    else:
-        at = o * keys + d
-    scale = size * keys + 4 * words * o + np.arange(4 * words, dtype=np.int64)
-    inside = np.concatenate((at, scale), axis=1)
-    return page[:, None] * sizes["page_stride_bytes"] + inside
 
 
 def _product(values: Float32s, scale: Float32s) -> Float32s:

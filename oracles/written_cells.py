@@ -156,5 +156,114 @@ class _Flash(_Entries):
         return at
 
 
+class _Grouped(WrittenCells):
+    """Writers of E4M3 codes with an fp32 scale for every group of bf16 values. A cell begins with
+    the codes, then come the scales."""
+
+    torn = False
+
+    @abstractmethod
+    def elements(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Codes of a cell, and of a group."""
+
+    @abstractmethod
+    def scales_of(self, amax: Float32s, kind: int) -> Float32s:
+        """What is stored for groups of these largest magnitudes; kind 0 is plain, 1 pow2."""
+
+    def element_bytes(self, sizes: Mapping[str, int]) -> int:
+        return 1
+
+    def codes(self, sizes: Mapping[str, int]) -> tuple[Dtype, int] | None:
+        return Dtype.E4M3, self.elements(sizes)[0]
+
+    def grouped(self, plan: Plan, name: str, token: Int64s) -> Bytes:
+        """uint8 [tokens, codes and scales] of rows of an input."""
+        count, group = self.elements(plan.arguments)
+        values = widened(rows_of(plan, name, token, 2 * count), Dtype.BF16)
+        values = values.reshape(token.size, count // group, group)
+        amax = np.nan_to_num(np.abs(values), nan=0.0, posinf=np.inf).max(axis=2, initial=0.0)
+        with np.errstate(all="ignore"):
+            scale = self.scales_of(amax.astype(np.float32), plan.arguments["scale_kind"])
+            quotient: Float32s = np.divide(values, scale[:, :, None], dtype=np.float32)
+        codes = codes_of(quotient, Dtype.E4M3).reshape(token.size, count)
+        words = np.ascontiguousarray(scale).view(np.uint8).reshape(token.size, 4 * (count // group))
+        return np.concatenate((codes, words), axis=1)
+
+
+def _power_of_two(values: Float32s) -> Float32s:
+    """The smallest not below each; infinity stays."""
+    fraction, exponent = np.frexp(values)
+    power = np.ldexp(np.float32(1), np.where(fraction == 0.5, exponent - 1, exponent))
+    return np.where(np.isinf(values), values, power).astype(np.float32)
+
+
+_LARGEST, _SMALL = np.float32(448), np.float32(1e-4)
+
+
+class _DsMla(_Grouped):
+    name = "concat_and_cache_ds_mla"
+    caches = ("cache",)
+
+    def elements(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        return sizes["kv_c_elements"], 128
+
+    def scales_of(self, amax: Float32s, kind: int) -> Float32s:
+        scale = amax / _LARGEST
+        if kind:
+            return _power_of_two(np.maximum(scale, _SMALL))
+        return np.maximum(scale, np.finfo(np.float32).tiny)
+
+    def cell_bytes(self, sizes: Mapping[str, int]) -> int:
+        codes, group = self.elements(sizes)
+        return codes + 4 * (codes // group) + 2 * sizes["k_pe_elements"]
+
+    def stored(self, plan: Plan, cache: str, token: Int64s) -> Bytes:
+        rope = rows_of(plan, "k_pe", token, 2 * plan.arguments["k_pe_elements"])
+        return np.concatenate((self.grouped(plan, "kv_c", token), rope), axis=1)
+
+    def addresses(self, sizes: Mapping[str, int], cache: str, page: Int64s, slot: Int64s) -> Int64s:
+        begin = page * sizes["page_stride_bytes"] + slot * sizes["slot_stride_bytes"]
+        return begin[:, None] + np.arange(self.cell_bytes(sizes), dtype=np.int64)
+
+
+class _Indexer(_Grouped):
+    name = "indexer_k_quant_and_cache"
+    caches = ("cache",)
+
+    def elements(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        return sizes["head_dim"], sizes["quant_block"]
+
+    def scales_of(self, amax: Float32s, kind: int) -> Float32s:
+        scale = np.maximum(amax, _SMALL) / _LARGEST
+        return _power_of_two(scale) if kind else scale
+
+    def cell_bytes(self, sizes: Mapping[str, int]) -> int:
+        codes, group = self.elements(sizes)
+        return codes + 4 * (codes // group)
+
+    def stored(self, plan: Plan, cache: str, token: Int64s) -> Bytes:
+        return self.grouped(plan, "k", token)
+
+    def addresses(self, sizes: Mapping[str, int], cache: str, page: Int64s, slot: Int64s) -> Int64s:
+        return indexer_addresses(sizes, page, slot)
+
+
+def indexer_addresses(sizes: Mapping[str, int], page: Int64s, slot: Int64s) -> Int64s:
+    """int64 [n, D + 4G]: the key bytes of each token, then those of its scale words, in a cache of
+    pages of the layout that `page_layout` names (0 flat, 1 tiled16)."""
+    keys, size = sizes["head_dim"], sizes["page_size_tokens"]
+    words = keys // sizes["quant_block"]
+    d, o = np.arange(keys, dtype=np.int64), slot[:, None]
+    if sizes["page_layout"]:
+        at = o // 16 * 16 * keys + d // 16 * 256 + o % 16 * 16 + d % 16
+    else:
+        at = o * keys + d
+    scale = size * keys + 4 * words * o + np.arange(4 * words, dtype=np.int64)
+    inside = np.concatenate((at, scale), axis=1)
+    return page[:, None] * sizes["page_stride_bytes"] + inside
+
+
 #: By operation.
-WRITERS: Mapping[str, WrittenCells] = {side.name: side for side in (_Mla(), _Flash())}
+WRITERS: Mapping[str, WrittenCells] = {
+    side.name: side for side in (_Mla(), _Flash(), _DsMla(), _Indexer())
+}

@@ -7,7 +7,7 @@ follow from a view. A pair is two names; what is read is drawn here, alike for a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -16,12 +16,14 @@ from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
+from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.round_trip import Gather, RoundTrip, pair_name
 from pagefuzz.strategies import registry
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import input_dtypes, scales
+from pagefuzz.strategies.strides import rounded_up
 
 #: Pools of several layers: how many, which of them is this one -> weight.
 LAYERS = {(1, 0): 70, (2, 1): 8, (3, 1): 10, (5, 4): 6, (4, 0): 6}
@@ -35,6 +37,8 @@ _MOST_ROWS = 400
 _MOST_BYTES = 2**18  # of all rows
 _MOST_HEADS = 5  # that are gathered each by itself
 _POOL_BYTES = 2**26  # of a pool of several layers
+_CODES, _ROPE, _RECORD = 512, 64, 656  # of the record that is up-converted
+_ROWS = ("dst_rows", "dst_k_rows", "dst_scale_rows")
 _LONG_PAGE = 64  # tokens: of longer pages only what is near written slots is read
 
 _LAYERS, _ORDERS, _CACHES = weighted(LAYERS), weighted(ORDERS), weighted(CACHES)
@@ -114,6 +118,15 @@ class Reading:
         }
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a reader has beside its rows: sizes, alignments of its destinations in bytes, values."""
+
+    sizes: Mapping[str, int]
+    alignments: Mapping[str, int]
+    values: Mapping[str, Values] = field(default_factory=dict)
+
+
 # ---- writers -------------------------------------------------------------------------------------
 
 
@@ -178,19 +191,77 @@ def _literal(case: Case, name: str) -> tuple[int, ...]:
     return found
 
 
+def _record_views(draw: st.DrawFn, case: Case) -> list[View]:
+    sizes = case.sizes
+    codes = sizes["kv_c_elements"]
+    entry = codes + codes // 32 + 2 * sizes["k_pe_elements"]
+    unit = 4 if entry % 4 == 0 else 2
+    strides = (sizes["page_stride_bytes"], sizes["slot_stride_bytes"])
+    return [View("cache", 0, *strides, entry, unit, 0, int(Dtype.BF16))]
+
+
+def _indexer_views(draw: st.DrawFn, case: Case) -> list[View]:
+    sizes = case.sizes
+    entry = sizes["head_dim"] + 4 * (sizes["head_dim"] // sizes["quant_block"])
+    return [View("cache", 0, sizes["page_stride_bytes"], 0, entry, 1, 0, int(Dtype.BF16))]
+
+
 Views = Callable[[st.DrawFn, Case], list[View]]
 
 #: By operation.
 WRITERS: Mapping[str, Views] = {
     "concat_and_cache_mla": _mla_views,
     "reshape_and_cache_flash": _flash_views,
+    "concat_and_cache_ds_mla": _record_views,
+    "indexer_k_quant_and_cache": _indexer_views,
 }
+
+#: Writers of cells that are not torn by the element: of several tokens in one slot, one stays.
+_WHOLE_CELLS = ("concat_and_cache_ds_mla", "indexer_k_quant_and_cache")
+
+
+def _distinct(case: Case) -> Case:
+    """Every slot is named once; further tokens of it are padding."""
+    seen: set[int] = set()
+    slots = []
+    for slot in _literal(case, "slot_mapping"):
+        slots.append(-1 if slot in seen else slot)
+        seen.add(slot)
+    return replace(case, values={**case.values, "slot_mapping": Values.literal(*slots)})
+
+
+def _as_upconverted(case: Case) -> Case:
+    """Records of the one size that is up-converted: 512 codes and 64 rope values. What lay between
+    rows, slots or pages still does."""
+    sizes, old = dict(case.sizes), case.sizes
+    rows = {"kv_c": 2 * _CODES, "k_pe": 2 * _ROPE}
+    for name, row_bytes in rows.items():
+        gap = max(0, old[f"{name}_row_stride_bytes"] - 2 * old[f"{name}_elements"])
+        if old[f"{name}_rows"] > 1:
+            sizes[f"{name}_row_stride_bytes"] = row_bytes + gap
+        sizes[f"{name}_elements"] = row_bytes // 2
+    codes = old["kv_c_elements"]
+    entry = rounded_up(codes + codes // 32 + 2 * old["k_pe_elements"], 4)
+    size, pages = old["page_size_tokens"], old["num_pages"]
+    page, slot = old["page_stride_bytes"], old["slot_stride_bytes"]
+    if size > 1 and pages > 1 and page < slot:  # slots first
+        page = _RECORD + max(0, page - entry)
+        slot = pages * page
+    else:
+        gap = max(0, page - ((size - 1) * slot if size > 1 else 0) - entry)
+        slot = _RECORD + max(0, slot - entry) if size > 1 else slot
+        page = (size - 1) * slot + _RECORD + gap if size > 1 else _RECORD + gap
+    if pages > 1:
+        sizes["page_stride_bytes"] = page
+    if size > 1:
+        sizes["slot_stride_bytes"] = slot
+    return replace(case, sizes=sizes)
 
 
 # ---- readers -------------------------------------------------------------------------------------
 
 
-def _copy(draw: st.DrawFn, view: View) -> tuple[dict[str, int], dict[str, Values], int]:
+def _copy(draw: st.DrawFn, case: Case, view: View) -> Own:
     unit = view.unit if draw(_WIDE) else 1
     padding = draw(_PADDING) * unit
     sizes = {
@@ -198,10 +269,10 @@ def _copy(draw: st.DrawFn, view: View) -> tuple[dict[str, int], dict[str, Values
         "element_bytes": unit,
         "dst_row_stride_bytes": view.entry_bytes + padding,
     }
-    return sizes, {}, unit
+    return Own(sizes, {"dst": unit})
 
 
-def _dequantise(draw: st.DrawFn, view: View) -> tuple[dict[str, int], dict[str, Values], int]:
+def _dequantise(draw: st.DrawFn, case: Case, view: View) -> Own:
     """By the scale that the writer had, one time in six by another."""
     elements, values = view.entry_bytes // view.unit, {}
     result = view.dtype
@@ -215,29 +286,47 @@ def _dequantise(draw: st.DrawFn, view: View) -> tuple[dict[str, int], dict[str, 
         "dst_dtype": result,
         "dst_row_stride_bytes": (elements + draw(_PADDING)) * unit,
     }
-    return sizes, values, unit
+    return Own(sizes, {"dst": unit}, values)
 
 
-Reads = Callable[[st.DrawFn, View], tuple[dict[str, int], dict[str, Values], int]]
+def _upconvert(draw: st.DrawFn, case: Case, view: View) -> Own:
+    return Own({"dst_row_stride_bytes": 2 * (_CODES + _ROPE + draw(_PADDING))}, {"dst": 2})
 
-#: By operation: sizes and values of its own, and the alignment of dst.
+
+def _indexer(draw: st.DrawFn, case: Case, view: View) -> Own:
+    keys = case.sizes["head_dim"]
+    sizes = {name: case.sizes[name] for name in ("head_dim", "quant_block", "page_layout")}
+    sizes["dst_k_row_stride_bytes"] = keys + draw(_PADDING)
+    sizes["dst_scale_row_stride_bytes"] = view.entry_bytes - keys + 4 * draw(_PADDING)
+    return Own(sizes, {"dst_k": 1, "dst_scale": 4})
+
+
+Reads = Callable[[st.DrawFn, Case, View], Own]
+
+#: By operation, of the writer's case and a view of it.
 READERS: Mapping[str, Reads] = {
     "cp_gather_cache": _copy,
     "gather_and_maybe_dequant_cache": _dequantise,
+    "cp_gather_and_upconvert_fp8_kv_cache": _upconvert,
+    "cp_gather_indexer_k_quant_cache": _indexer,
 }
 
-#: Every (writer, reader).
+#: Every (writer, reader); those of which both are there are checked.
 PAIRS = (
     ("concat_and_cache_mla", "cp_gather_cache"),
     ("concat_and_cache_mla", "gather_and_maybe_dequant_cache"),
     ("reshape_and_cache_flash", "cp_gather_cache"),
     ("reshape_and_cache_flash", "gather_and_maybe_dequant_cache"),
+    ("concat_and_cache_ds_mla", "cp_gather_cache"),
+    ("concat_and_cache_ds_mla", "cp_gather_and_upconvert_fp8_kv_cache"),
+    ("indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache"),
 )
 
 
 def pairs() -> tuple[str, ...]:
     """Names of all pairs, "WRITER/READER"."""
-    return tuple(pair_name(*pair) for pair in PAIRS)
+    there = registry.operations()
+    return tuple(pair_name(*pair) for pair in PAIRS if set(pair) <= set(there))
 
 
 # ---- trips ---------------------------------------------------------------------------------------
@@ -261,25 +350,30 @@ def round_trips(pair: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> SearchS
 @st.composite
 def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) -> RoundTrip:
     case = draw(registry.cases_for(writer, hostile=False, refused=False, limit_bytes=limit_bytes))
+    if writer in _WHOLE_CELLS:
+        case = _distinct(case)
+    if reader == "cp_gather_and_upconvert_fp8_kv_cache":
+        case = _as_upconverted(case)
     case = _in_layers(case, *draw(_LAYERS))
     views = WRITERS[writer](draw, case)
     reading = _reading(draw, case, sum(view.entry_bytes for view in views))
     gathers = []
     for view in views if len(views) < 3 else _alike(draw, views):
-        sizes, values, unit = READERS[reader](draw, view)
-        placed = draw(placements({"dst": unit}, "dst"))
+        own = READERS[reader](draw, case, view)
+        sizes = {
+            **reading.sizes(case),
+            **dict.fromkeys(_ROWS, reading.num_tokens + reading.spare_rows),
+            "page_stride_bytes": view.page_stride_bytes,
+            "slot_stride_bytes": view.slot_stride_bytes,
+            **own.sizes,
+        }
+        placed = draw(placements(own.alignments, next(iter(own.alignments))))
         gathers.append(
             Gather(
                 Case(
                     reader,
-                    {
-                        **reading.sizes(case),
-                        "dst_rows": reading.num_tokens + reading.spare_rows,
-                        "page_stride_bytes": view.page_stride_bytes,
-                        "slot_stride_bytes": view.slot_stride_bytes,
-                        **sizes,
-                    },
-                    {**reading.values(), **values},
+                    {name: sizes[name] for name in operation(reader).sizes},
+                    {**reading.values(), **own.values},
                     placed,
                     seed=case.seed,
                 ),
