@@ -194,7 +194,8 @@ def _power_of_two(values: Float32s) -> Float32s:
     """The smallest not below each; infinity stays."""
     fraction, exponent = np.frexp(values)
     power = np.ldexp(np.float32(1), np.where(fraction == 0.5, exponent - 1, exponent))
-    return np.where(np.isinf(values), values, power).astype(np.float32)
+    rounded: Float32s = np.where(np.isinf(values), values, power).astype(np.float32)
+    return rounded
 
 
 _LARGEST, _SMALL = np.float32(448), np.float32(1e-4)
@@ -208,7 +209,7 @@ class _DsMla(_Grouped):
         return sizes["kv_c_elements"], 128
 
     def scales_of(self, amax: Float32s, kind: int) -> Float32s:
-        scale = amax / _LARGEST
+        scale: Float32s = np.divide(amax, _LARGEST, dtype=np.float32)
         if kind:
             return _power_of_two(np.maximum(scale, _SMALL))
         return np.maximum(scale, np.finfo(np.float32).tiny)
@@ -234,7 +235,7 @@ class _Indexer(_Grouped):
         return sizes["head_dim"], sizes["quant_block"]
 
     def scales_of(self, amax: Float32s, kind: int) -> Float32s:
-        scale = np.maximum(amax, _SMALL) / _LARGEST
+        scale: Float32s = np.divide(np.maximum(amax, _SMALL), _LARGEST, dtype=np.float32)
         return _power_of_two(scale) if kind else scale
 
     def cell_bytes(self, sizes: Mapping[str, int]) -> int:
