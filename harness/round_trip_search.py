@@ -12,7 +12,7 @@ from typing import Any
 
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import cause, identity_of, ordered, report_lines, write_whole
+from pagefuzz.harness.findings import cause, ordered, report_lines, write_whole
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
@@ -46,7 +46,7 @@ class RoundTripFinding:
 
     @property
     def identity(self) -> str:
-        return identity_of(self.verdict)
+        return _identity(self.verdict)
 
     def text(self, width: int = 80, path: Path | None = None) -> str:
         """The report, its fields in the order of every finding's."""
@@ -96,6 +96,12 @@ class RoundTripFinding:
                 "free space there or choose another folder with --report"
             ) from error
         return path
+
+
+def _identity(verdict: Verdict) -> str:
+    """Of the failure alone: a page of padding in the table does not make another fault."""
+    failure = cause(verdict)
+    return failure.identity if failure is not None else ""
 
 
 def _described(name: str, trip: RoundTrip) -> str:
@@ -183,7 +189,7 @@ class Search:
             return
         if self._smallest is None:
             self._until = time.monotonic() + SHRINK_S
-        elif identity_of(verdict) != identity_of(self._smallest[1]):
+        elif _identity(verdict) != _identity(self._smallest[1]):
             return  # another fault: it is not what is being minimised
         # Whatever Hypothesis tries next is smaller, as long as it fails.
         if self._smallest is None or len(trip.dumps()) <= len(self._smallest[0].dumps()):
