@@ -51,8 +51,7 @@ def corners(laid: LaidRoundTrip) -> dict[str, bool]:
         "page size no power of two": size & (size - 1) != 0 and bool(claims),
         "padded pages": real and any(w[name] % max(size, 1) for name in dense),
         "padded or foreign slots": not slot_strides
-        or (real
-        and any(w[d] != size * w[s] for d, s in zip(dense, slot_strides, strict=False))),
+        or (real and any(w[d] != size * w[s] for d, s in zip(dense, slot_strides, strict=False))),
         "one layer of a pool": pages > 1 and before >= w[dense[0]] // 5 > 0,
         "pages a million bytes apart": pages > 1 and w[dense[0]] >= 1_000_000,
         "shuffled pages": len({claim.page for claim in claims}) > 1
@@ -69,8 +68,9 @@ def corners(laid: LaidRoundTrip) -> dict[str, bool]:
         "column slice": first.sizes["num_requests"] > 1
         and first.sizes["table_row_stride"] > first.sizes["table_width"],
         "strided rows": any(
-            case.sizes["dst_row_stride_bytes"] % 16 and case.sizes["dst_rows"] > 1
+            name.endswith("row_stride_bytes") and stride % 16 and case.sizes["num_tokens"] > 1
             for case in readers
+            for name, stride in case.sizes.items()
         ),
         **(_of_kinds(laid) if "kv_dtype" in w else {}),
         **(_flash(laid) if trip.writer.operation == FLASH else {}),
