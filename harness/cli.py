@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="operations, subjects, judgements")
     _add_fuzz(commands)
     _add_replay(commands)
+    _add_roundtrip(commands)
     return top
 
 
@@ -158,6 +159,45 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_device(replay, default=None, build=None)
 
 
+def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    trip = commands.add_parser(
+        "roundtrip",
+        help="what a writer stores, a reader gathers: do they agree?",
+        description="Launches a writer and then a reader on the cache it wrote, and compares every "
+        "row with what the contracts of both make of the writer's inputs. A unit is one subject of "
+        "each; the first round trip of a unit that fails is minimised and stored.",
+    )
+    trip.add_argument(
+        "trip", type=Path, nargs="?", metavar="FILE.json", help="one round trip or finding again"
+    )
+    trip.add_argument(
+        "--pair", action="append", metavar="W/R", help="writer and reader operation; default: all"
+    )
+    for side in ("writer", "reader"):
+        trip.add_argument(
+            f"--{side}",
+            action="append",
+            metavar="S",
+            help="subject, such as bundled:token or twin:FILE.toml; default: every bundled one "
+            "that is not known to be faulty",
+        )
+    _add_device(trip, default=None, build=None)
+    bound = trip.add_mutually_exclusive_group()
+    bound.add_argument(
+        "--time",
+        type=duration_s,
+        metavar="T",
+        help="such as 90s, 10m, 2h: split evenly over the units, minimising not included",
+    )
+    bound.add_argument(
+        "--cases", type=positive, metavar="N", help="round trips of each unit; default: 100"
+    )
+    trip.add_argument("--seed", type=seed, metavar="S", help="default: 0")
+    trip.add_argument(
+        "--report", type=Path, metavar="DIR", help="write findings/ there; default: here"
+    )
+
+
 def _add_device(
     command: argparse.ArgumentParser, *, default: str | None, build: str | None
 ) -> None:
@@ -225,6 +265,10 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
             from pagefuzz.harness.commands.replay import replay
 
             return replay(options)
+        if options.command == "roundtrip":
+            from pagefuzz.harness.commands.roundtrip import roundtrip
+
+            return roundtrip(options)
         if options.command == "list":
             from pagefuzz.harness.commands.listing import listing
 

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,27 +166,13 @@ class Finding:
         failure = self.failure
         left = f"{failure.judgement.upper()}  {failure.title}"
         right = f"{self.operation} · {self.subject} · {self.backend} · {self.build} build"
-        if len(left) + 3 + len(right) <= width:
-            lines = [left + " " * (width - len(left) - len(right)) + right]
-        else:
-            lines = [*textwrap.wrap(left, width, subsequent_indent=" " * _LABEL_WIDTH)]
-            lines += textwrap.wrap(
-                right,
-                width,
-                initial_indent=" " * _LABEL_WIDTH,
-                subsequent_indent=" " * _LABEL_WIDTH,
-            )
         case_class = str(self.verdict.case_class or "unknown")
         fields = [("case", f"{describe_case(self.case)}   class: {case_class}")]
         details = dict(failure.details)
         seen = details.pop("seen", "")
-        fields += [(label, details.pop(label)) for label in DETAIL_ORDER if label in details]
-        fields += details.items()
+        fields += ordered(details)
         fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, self._repeated())))))
-        for label, text in fields:
-            for part in text.splitlines():
-                lines += labelled(label, part, width)
-                label = ""
+        lines = report_lines(left, right, fields, width)
         if path is not None:
             shown = _shown(path)
             lines.append(f"{'again':<{_LABEL_WIDTH}}pagefuzz replay {shown}")
@@ -348,6 +334,27 @@ def _shown(path: Path) -> Path:
         return path.absolute().relative_to(Path.cwd())
     except ValueError:
         return path
+
+
+def ordered(details: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The details of a failure in the order in which they are printed."""
+    known = [(label, details[label]) for label in DETAIL_ORDER if label in details]
+    return known + [item for item in details.items() if item[0] not in DETAIL_ORDER]
+
+
+def report_lines(left: str, right: str, fields: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """The title, what it is of on the same line or the next, and the fields by label."""
+    if len(left) + 3 + len(right) <= width:
+        lines = [left + " " * (width - len(left) - len(right)) + right]
+    else:
+        indent = " " * _LABEL_WIDTH
+        lines = [*textwrap.wrap(left, width, subsequent_indent=indent)]
+        lines += textwrap.wrap(right, width, initial_indent=indent, subsequent_indent=indent)
+    for label, text in fields:
+        for part in text.splitlines():
+            lines += labelled(label, part, width)
+            label = ""
+    return lines
 
 
 def labelled(label: str, text: str, width: int) -> list[str]:

@@ -102,6 +102,10 @@ class Runner:
             else CudaArena(driver, self._object.scan)
         )
 
+    def parse(self, data: object) -> Case:
+        """Raises `CaseError`."""
+        return Case.from_json(data)
+
     def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
         """Launches a case once with each fill, and judges both.
 

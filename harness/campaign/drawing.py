@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
@@ -17,9 +17,9 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.statistics import collector, describe_statistics
 from hypothesis.strategies import SearchStrategy
 
-from pagefuzz.oracles.case import Case
-
 __all__ = ["Drawing", "Flaky", "draw_from_the_seed_alone", "feed", "use_cache"]
+
+T = TypeVar("T")
 
 #: Hypothesis climbs no higher than 2 to this: a case of 64 pages is as telling as one of 4,096, and
 #: a climb would spend the run on the slowest cases there are.
@@ -41,8 +41,8 @@ class Drawing:
 
     def run(
         self,
-        strategy: SearchStrategy[Case],
-        body: Callable[[Case], None],
+        strategy: SearchStrategy[T],
+        body: Callable[[T], None],
         statistics: Callable[[str], None] | None = None,
     ) -> None:
         """Draws cases until one fails, then minimises it.
@@ -69,7 +69,7 @@ class Drawing:
         )
         @hypothesis.seed(self.seed)  # below the settings, of which it would drop the database
         @hypothesis.given(strategy)
-        def examine(case: Case) -> None:
+        def examine(case: T) -> None:
             body(case)
 
         draw_from_the_seed_alone()

@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.running import Answer, Assignment, FixedBytes
-from pagefuzz.harness.workers.journal import Journal
+from pagefuzz.harness.running import Answer, FixedBytes
+from pagefuzz.harness.workers.journal import Journal, Recorded
 from pagefuzz.harness.workers.protocol import Message, ProtocolError, Stage, receive, send
-from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Verdict
 
@@ -38,6 +38,12 @@ _UNKNOWN_END = "unknown end"
 
 #: Ends that come from outside of a worker.
 _BY_OTHERS = ("SIGKILL", _UNKNOWN_END)
+
+
+class Assigned(Protocol):
+    """What a worker is given to launch; the worker knows it by its JSON."""
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 class ForkServer:
@@ -89,7 +95,7 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, assignment: Assignment, descriptors: Sequence[int]) -> int:
+    def fork(self, assignment: Assigned, descriptors: Sequence[int]) -> int:
         """Starts a worker with these descriptors (socket, output, stage); its process id."""
         with self._lock:
             try:
@@ -202,7 +208,7 @@ class _Running:
     server: ForkServer
 
     @classmethod
-    def fork(cls, server: ForkServer, assignment: Assignment) -> _Running:
+    def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
         """Raises `CannotCheckError` if the server is gone."""
         channel, theirs = socket.socketpair()
         output = _OutputFile()
@@ -236,7 +242,7 @@ class Worker:
 
     def __init__(
         self,
-        assignment: Assignment,
+        assignment: Assigned,
         *,
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
@@ -272,7 +278,7 @@ class Worker:
             raise CannotCheckError(message["cannot_check"])
         self.device = message["ready"]
 
-    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer | Death:
+    def run(self, case: Recorded, *, with_fixed_bytes: bool = False) -> Answer | Death:
         """One case; how the process ended if it did so instead of answering.
 
         A process that died of something else than a launch, or that somebody else may have ended,
@@ -292,7 +298,7 @@ class Worker:
             return doubtful.death  # again: a launch that takes all memory ends like that
         raise CannotCheckError(f"a worker died twice, not of the launch: {_said(doubtful.death)}")
 
-    def _ask(self, case: Case, message: Message) -> Answer | Death | _Doubtful:
+    def _ask(self, case: Recorded, message: Message) -> Answer | Death | _Doubtful:
         running = self._running
         assert running is not None
         running.output.clear()

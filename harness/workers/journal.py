@@ -6,14 +6,19 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.oracles.case import Case
 
 _LIMIT_BYTES = 2**20
 _KEPT = 20
 _numbers = itertools.count(1)
+
+
+class Recorded(Protocol):
+    """A case or a round trip."""
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 class Journal:
@@ -36,7 +41,7 @@ class Journal:
             raise self._unwritable(error) from None
         self._size_bytes = os.fstat(self._file).st_size
 
-    def write(self, case: Case) -> None:
+    def write(self, case: Recorded) -> None:
         """Survives the death of this process; not that of the machine, which would cost a sync.
 
         Raises `CannotCheckError` if it does not: what runs next could be lost.

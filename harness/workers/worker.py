@@ -9,13 +9,17 @@ import mmap
 import os
 import socket
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
-from pagefuzz.harness.running import Assignment, Runner
+from pagefuzz.harness.round_trips import RoundTripAssignment, RoundTripRunner
+from pagefuzz.harness.running import Answer, Assignment, Runner
 from pagefuzz.harness.workers.protocol import Message, Stage, receive, send
-from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.case import CaseError
+
+T = TypeVar("T")
 
 
 def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -> int:
@@ -28,7 +32,7 @@ def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -
         stage[0] = new
 
     try:
-        runner = Runner(Assignment(**assignment), enter)
+        runner = _runner(assignment, enter)
     except (CannotCheckError, DeviceFaultError, DoesNotFitError, MemoryError) as error:
         said = str(error) or "a worker has not enough memory to start"
         send(channel, {"cannot_check": said})
@@ -48,9 +52,27 @@ def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -
     return 0
 
 
-def _answer(runner: Runner, message: Message) -> Message:
+class _Runs(Protocol[T]):
+    """What a worker drives: one that checks cases, or one that checks round trips."""
+
+    device: str
+
+    def parse(self, data: object) -> T: ...
+
+    def run(self, case: T, *, with_fixed_bytes: bool = False) -> Answer: ...
+
+    def close(self) -> None: ...
+
+
+def _runner(assignment: dict[str, Any], enter: Callable[[Stage], None]) -> _Runs[Any]:
+    if "reader" in assignment:
+        return RoundTripRunner(RoundTripAssignment.from_json(assignment), enter)
+    return Runner(Assignment(**assignment), enter)
+
+
+def _answer(runner: _Runs[Any], message: Message) -> Message:
     try:
-        case = Case.from_json(message["case"])
+        case = runner.parse(message["case"])
         answer = runner.run(case, with_fixed_bytes=message.get("with_fixed_bytes", False))
     except CaseError as error:
         return {"case_error": str(error)}

@@ -1,0 +1,73 @@
+"""`pagefuzz roundtrip` as it is used."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ci.tests.roundtrips.trips import COPY, DEQUANT, FLASH, MLA, copied, mla
+
+from pagefuzz.harness.cli import main
+
+TWINS = Path(__file__).parent.parent / "twins"
+PAIR = ("--pair", f"{MLA}/{COPY}", "--device", "host", "--build", "release")
+
+
+def test_pairs_that_agree(cli, tmp_path):
+    """One line for each subject of the pair, exit 0, and nothing is left behind."""
+    done = cli("roundtrip", *PAIR, "--cases", "10")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"2 units: {MLA}/{COPY}\n")
+    assert len(re.findall(r": 10 round trips, [\d,]+ bytes of rows, agrees\n", done.stdout)) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finding_and_again(cli, capsys, tmp_path):
+    """A faulty writer: exit 1, the report, a file that fails again and is fixed by a sound one."""
+    upside_down = f"twin:{TWINS / 'mla-scale-upside-down.toml'}"
+    only = ("--writer", upside_down, "--reader", "bundled:page", "--seed", "1")
+    done = cli("roundtrip", *PAIR, *only, "--time", "60s", "--report", "out")
+    assert done.returncode == 1, done.stdout + done.stderr
+    labels = re.findall(r"^(\w+)  +\S", done.stdout[done.stdout.index("ROUND") :], re.M)
+    assert labels == ["case", "access", "means", "effect", "seen", "again"]
+    title = f"ROUND TRIP  {MLA} and {COPY} do not compose"
+    assert title in done.stdout
+    assert "written by input token 0" in " ".join(done.stdout.split())
+    (path,) = (tmp_path / "out" / "findings").iterdir()
+    found = json.loads(path.read_text())
+    assert found["round_trip"]["writer"]["sizes"]["num_tokens"] == 1
+    assert main(["roundtrip", str(path)]) == 1
+    again = capsys.readouterr().out
+    assert title in again
+    assert f"again   pagefuzz roundtrip {path}" in again
+    assert main(["roundtrip", str(path), "--writer", "bundled:token"]) == 0
+    agrees = " -> bundled:page) · host · release build: agrees\n"
+    assert capsys.readouterr().out.endswith(agrees)
+
+
+def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):
+    """Unknown pairs and subjects, malformed files, and nothing compared: exit 2, one sentence."""
+    trip, bare, odd = (tmp_path / name for name in ("trip.json", "bare.json", "odd.json"))
+    bare.write_text("{}")
+    trip.write_text(copied(mla([0]), [[0]], [0, 1], [0]).dumps())
+    odd.write_text(
+        json.dumps({"pagefuzz_round_trip_finding": 1, "round_trip": json.loads(trip.read_text())})
+    )
+    for arguments, sentence in (
+        (("--pair", "a/b"), f"unknown pair 'a/b'; there is {MLA}/{COPY}"),
+        (("--pair", f"{FLASH}/{DEQUANT}", "--writer", "bundled:page"), f"not of {FLASH}"),
+        (("--writer", "bundled:nothing"), "no pair has the subjects bundled:nothing"),
+        ((str(bare),), 'needs "pagefuzz_round_trip": 1'),
+        ((str(tmp_path / "none.json"),), "cannot read the round trip"),
+        ((str(odd),), "the finding does not say its writer"),
+        ((*PAIR, "--build", "asan"), "no AddressSanitizer build"),
+    ):
+        assert main(["roundtrip", *arguments]) == 2, arguments
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert said.count("\n") == 1
+    bare_trip = ["roundtrip", str(trip), "--device", "host", "--reader", "bundled:token"]
+    assert main(bare_trip) == 0
+    assert capsys.readouterr().out.endswith(": agrees\n")

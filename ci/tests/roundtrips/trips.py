@@ -1,0 +1,120 @@
+"""Small round trips, written by hand."""
+
+from __future__ import annotations
+
+import struct
+
+from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.layout import Dtype
+from pagefuzz.oracles.round_trip import Gather, RoundTrip
+
+MLA, FLASH = "concat_and_cache_mla", "reshape_and_cache_flash"
+COPY, DEQUANT = "cp_gather_cache", "gather_and_maybe_dequant_cache"
+
+
+def bits(value: float) -> int:
+    """Of a float32, as an int32."""
+    word: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return word
+
+
+def mla(
+    slots: list[int],
+    *,
+    elements: tuple[int, int] = (3, 1),
+    page_size: int = 3,
+    pages: int = 3,
+    page_stride: int | None = None,
+    slot_stride: int | None = None,
+    dtype: Dtype = Dtype.F32,
+    kv_dtype: int = 0,
+    scale: float = 2.0,
+    spare_rows: int = 0,
+    seed: int = 1,
+    cache: Placement | None = None,
+) -> Case:
+    """A writer's case: tokens to `slots` of pages of `page_size`."""
+    unit = dtype.size_bytes
+    entry = sum(elements) * (1 if kv_dtype else unit)
+    slot_stride = slot_stride or entry
+    values = {"slot_mapping": Values.literal(*slots)}
+    if kv_dtype:
+        values["scale"] = Values.literal(bits(scale))
+    return Case(
+        MLA,
+        {
+            "num_tokens": len(slots),
+            "kv_c_rows": len(slots) + spare_rows,
+            "k_pe_rows": len(slots) + spare_rows,
+            "kv_c_row_stride_bytes": elements[0] * unit,
+            "k_pe_row_stride_bytes": elements[1] * unit,
+            "kv_c_elements": elements[0],
+            "k_pe_elements": elements[1],
+            "page_size_tokens": page_size,
+            "num_pages": pages,
+            "page_stride_bytes": page_stride or page_size * slot_stride,
+            "slot_stride_bytes": slot_stride,
+            "input_dtype": int(dtype),
+            "kv_dtype": kv_dtype,
+        },
+        values,
+        {"cache": cache} if cache else {},
+        seed=seed,
+    )
+
+
+def reading(writer: Case, table: list[list[int]], starts: list[int], seq_starts: list[int]) -> dict:
+    """Sizes and values that every gather has; `starts` with the terminal value."""
+    width = len(table[0])
+    sizes = {
+        "num_requests": len(table),
+        "num_tokens": starts[-1],
+        "page_size_tokens": writer.sizes["page_size_tokens"],
+        "num_pages": writer.sizes["num_pages"],
+        "table_width": width,
+        "table_row_stride": width,
+        "page_stride_bytes": writer.sizes["page_stride_bytes"],
+        "slot_stride_bytes": writer.sizes["slot_stride_bytes"],
+        "dst_rows": starts[-1],
+        "has_terminal": 1,
+    }
+    values = {
+        "block_table": Values.literal(*(page for row in table for page in row)),
+        "starts": Values.literal(*starts),
+        "seq_starts": Values.literal(*seq_starts),
+    }
+    return {"sizes": sizes, "values": values}
+
+
+def copied(
+    writer: Case, table: list[list[int]], starts: list[int], seq_starts: list[int]
+) -> RoundTrip:
+    """An MLA cache, copied as it is."""
+    entry = writer.sizes["kv_c_elements"] + writer.sizes["k_pe_elements"]
+    entry *= 1 if writer.sizes["kv_dtype"] else Dtype(writer.sizes["input_dtype"]).size_bytes
+    read = reading(writer, table, starts, seq_starts)
+    own = {"entry_bytes": entry, "element_bytes": 1, "dst_row_stride_bytes": entry}
+    case = Case(COPY, {**read["sizes"], **own}, read["values"])
+    return RoundTrip(writer, (Gather(case, "cache"),))
+
+
+def dequantised(
+    writer: Case,
+    table: list[list[int]],
+    starts: list[int],
+    seq_starts: list[int],
+    *,
+    result: Dtype = Dtype.F32,
+    scale: float = 2.0,
+) -> RoundTrip:
+    """An MLA cache, dequantised."""
+    elements = writer.sizes["kv_c_elements"] + writer.sizes["k_pe_elements"]
+    read = reading(writer, table, starts, seq_starts)
+    own = {
+        "entry_elements": elements,
+        "kv_dtype": writer.sizes["kv_dtype"],
+        "dst_dtype": int(result),
+        "dst_row_stride_bytes": elements * result.size_bytes,
+    }
+    values = {**read["values"], "scale": Values.literal(bits(scale))}
+    return RoundTrip(writer, (Gather(Case(DEQUANT, {**read["sizes"], **own}, values), "cache"),))

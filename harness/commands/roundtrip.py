@@ -1,0 +1,138 @@
+"""`pagefuzz roundtrip`: do a writer and a reader still agree?"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagefuzz.harness import subjects
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import cause
+from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
+from pagefuzz.harness.round_trips import RoundTripChecker
+from pagefuzz.oracles.round_trip import load_round_trip
+from pagefuzz.oracles.verdict import Outcome
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.round_trips import pairs
+
+#: Round trips of each unit, if neither a time nor a number is asked for.
+CASES = 100
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One writer and one reader, by subject."""
+
+    pair: str
+    writer: str
+    reader: str
+
+    def __str__(self) -> str:
+        return f"{self.pair} ({self.writer} -> {self.reader})"
+
+
+def roundtrip(options: argparse.Namespace) -> int:
+    """Returns the exit code: 1 with findings, else 2 if some unit compared nothing. Raises
+    `CannotCheckError` for an unknown name."""
+    if options.trip is not None:
+        return _again(options)
+    units = _units(options.pair, options.writer, options.reader)
+    print(f"{len(units)} units: {', '.join(dict.fromkeys(unit.pair for unit in units))}")
+    codes = [_search(unit, options, len(units)) for unit in units]
+    return 1 if 1 in codes else max(codes)
+
+
+def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
+    cases, time_s = options.cases, options.time
+    if cases is None and time_s is None:
+        cases = CASES
+    with RoundTripChecker(
+        unit.pair, unit.writer, unit.reader, options.device or "auto", options.build or "checked"
+    ) as checker:
+        search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
+        seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
+    what = f"{seen.trips:,} round trips, {seen.checked:,} bytes of rows"
+    for reason, times in seen.not_run.items():
+        print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
+    if seen.finding is not None:
+        path = seen.finding.save((options.report or Path()) / "findings")
+        print(f"{unit}: {what}, does not agree", flush=True)
+        print(f"\n{seen.finding.text(shutil.get_terminal_size().columns, path)}\n", flush=True)
+        return 1
+    if not seen.checked:
+        print(f"pagefuzz: {unit}: no row was compared, which is no pass", file=sys.stderr)
+        return 2
+    print(f"{unit}: {what}, agrees", flush=True)
+    return 0
+
+
+def _again(options: argparse.Namespace) -> int:
+    path: Path = options.trip
+    trip = load_round_trip(path)
+    known = subjects_of(path) or {}
+    codes = []
+    for unit in _units(
+        [trip.pair],
+        options.writer or (known and [known["writer"]]) or None,
+        options.reader or (known and [known["reader"]]) or None,
+    ):
+        device = options.device or known.get("backend", "auto")
+        build = options.build or known.get("build", "checked")
+        with RoundTripChecker(unit.pair, unit.writer, unit.reader, device, build) as checker:
+            verdict = checker.check(trip)
+            where = f"{unit} · {checker.backend} · {checker.build} build"
+            if verdict.outcome is Outcome.NOT_RUN:
+                print(f"pagefuzz: {where}: not run: {verdict.not_run}", file=sys.stderr)
+                codes.append(2)
+            elif cause(verdict) is None:
+                print(f"{where}: agrees")
+                codes.append(0)
+            else:
+                now = RoundTripFinding(
+                    trip, verdict, unit.writer, unit.reader, checker.backend, checker.build
+                )
+                print(now.text(shutil.get_terminal_size().columns, path))
+                codes.append(1)
+    return 1 if 1 in codes else max(codes)
+
+
+def _units(
+    wanted: Sequence[str] | None, writers: Sequence[str] | None, readers: Sequence[str] | None
+) -> list[_Unit]:
+    """Every pair by every subject of it: those named, else the bundled ones without known faults.
+
+    Of all pairs those that have the subjects; of pairs that are named each must have them.
+    """
+    for pair in wanted or ():
+        if pair not in pairs():
+            raise CannotCheckError(f"unknown pair {pair!r}; there is {', '.join(pairs())}")
+    units = []
+    for pair in wanted or pairs():
+        try:
+            writes, reads = (
+                _subjects(operation, names)
+                for operation, names in zip(pair.split("/"), (writers, readers), strict=True)
+            )
+        except CannotCheckError:
+            if wanted is not None:
+                raise
+            continue
+        units += [_Unit(pair, writer, reader) for writer in writes for reader in reads]
+    if not units:
+        named = " and ".join(name for names in (writers, readers) for name in names or ())
+        raise CannotCheckError(f"no pair has the subjects {named}")
+    return units
+
+
+def _subjects(operation: str, names: Sequence[str] | None) -> list[str]:
+    if names is not None:
+        return [subjects.subject(name, operation).name for name in names]
+    return [
+        subject.name
+        for subject in subjects.bundled().values()
+        if subject.operation == operation and not subject.faults
+    ]

@@ -1,0 +1,300 @@
+"""The composition of a writer and a reader: what the rows of a round trip must hold.
+
+A reader's row maps to a slot (B, o). Where a token wrote that slot, the row is decode(encode(x))
+of the token's inputs, bit by bit, any NaN for a computed one; where several did, each element is of
+one of them; where none did, it is decode of what the cache held before. All of it follows from the
+inputs, the slot mapping and the block table: neither operation's `expect` has a say in it, so that
+one misreading of the contract cannot hide in both.
+
+What it cannot see: where in the cache things lie. A writer and a reader that both swap the order of
+keys and scales agree with each other, and with this; each operation's own contract sees that.
+
+Decisions:
+
+* The readers see the cache at the writer's own strides, or one head of it; another view is
+  malformed.
+* Starts do not decrease, seq_starts are not negative, rows of the table do not overlap. Rows whose
+  page is no page, -1 say, or lies past the table, stay as they were.
+* Where the cells of a writer are not torn by the element (records), its tokens have distinct slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from pagefuzz.oracles import contents, index_values
+from pagefuzz.oracles.case import CaseError
+from pagefuzz.oracles.free_nans import FreeNans
+from pagefuzz.oracles.gathered_rows import READERS, GatheredRows, Rows
+from pagefuzz.oracles.layout import Bytes, Plan
+from pagefuzz.oracles.round_trip import Gather, RoundTrip
+from pagefuzz.oracles.rows import Int64s
+from pagefuzz.oracles.written_cells import WRITERS, WrittenCells
+
+#: More cells than this, in bytes, are not composed.
+MAX_BYTES = 2**26
+
+#: What a cache held before is payload of another stream than the inputs'.
+_BEFORE = 0x5EED_0F_B4_5EED
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of a gather: which slot it reads, and by which way."""
+
+    row: int
+    request: int
+    position: int
+    column: int
+    page: int
+    slot: int
+    tokens: tuple[int, ...]
+
+    def __str__(self) -> str:
+        way = (
+            f"request {self.request}, row {self.row} -> token position {self.position} -> logical "
+            f"page {self.column} -> page {self.page} offset {self.slot}"
+        )
+        if not self.tokens:
+            return f"{way}, which no token was written to: what the cache held before"
+        several = " or ".join(map(str, self.tokens[:4]))
+        return f"{way}, written by input token {several}"
+
+
+@dataclass(frozen=True)
+class ExpectedRows:
+    """Rows of one destination of one gather.
+
+    gather, buffer  the destination: of which gather, and its name there
+    claims          one a row, rows ascending
+    offsets         int64 [n], of the rows from the destination's base
+    alternatives    uint8 [n, row_bytes], at least one: each element is that of one of them
+    nans            for each alternative, elements that may be any NaN
+    element_bytes   the unit in which a row may be of several alternatives
+    """
+
+    gather: int
+    buffer: str
+    claims: tuple[Claim, ...]
+    offsets: Int64s
+    alternatives: tuple[Bytes, ...]
+    nans: tuple[FreeNans | None, ...]
+    element_bytes: int
+
+
+@dataclass(frozen=True)
+class Composition:
+    """rows    of every gather's destinations
+    before  cache with memory of its own -> offsets (int64, ascending, from its base) of the bytes
+            that are read without having been written; `held_before` says what they hold"""
+
+    rows: tuple[ExpectedRows, ...]
+    before: Mapping[str, Int64s]
+
+
+def held_before(seed: int, offsets: Int64s) -> Bytes:
+    """uint8, shaped like `offsets`: what bytes of a cache hold before a round trip."""
+    words, word = np.unique(offsets >> 3, return_inverse=True)
+    held = contents.payload_at(seed ^ _BEFORE, words << 3, 8)
+    out: Bytes = held[word.reshape(offsets.shape), offsets & 7]
+    return out
+
+
+def sides(trip: RoundTrip) -> tuple[WrittenCells, GatheredRows]:
+    """Raises `CaseError` for operations that no pair is made of."""
+    writer, reader = trip.writer.operation, trip.gathers[0].case.operation
+    if writer not in WRITERS:
+        raise CaseError(f"{writer!r} is no writer of a round trip; there are {', '.join(WRITERS)}")
+    if reader not in READERS:
+        raise CaseError(f"{reader!r} is no reader of a round trip; there are {', '.join(READERS)}")
+    return WRITERS[writer], READERS[reader]
+
+
+def source_offset(trip: RoundTrip, gather: Gather) -> int:
+    """Bytes from the base of the cache to that of the gather's src, of a view that is one."""
+    cells, _ = sides(trip)
+    zero = np.zeros(1, dtype=np.int64)
+    return int(cells.addresses(trip.writer.sizes, gather.cache, zero, zero)[0, gather.first_byte])
+
+
+def compose(trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...]) -> Composition:
+    """What every row must hold. Plans are those of the trip's cases; the arguments must be legal.
+
+    Raises `CaseError` if the trip is not one: other views, decreasing starts, too many bytes.
+    """
+    cells, reader = sides(trip)
+    a = writer.arguments
+    slots = index_values.vector(
+        trip.writer.values["slot_mapping"], a["num_tokens"], index_values.INT64, "slot_mapping"
+    )
+    tokens: dict[int, list[int]] = {}
+    for token, slot in enumerate(slots.tolist()):
+        if 0 <= slot < a["num_pages"] * a["page_size_tokens"]:
+            tokens.setdefault(slot, []).append(token)
+    if not cells.torn and any(len(several) > 1 for several in tokens.values()):
+        raise CaseError(f"the tokens of a round trip through {cells.name} need distinct slots")
+    rows: list[ExpectedRows] = []
+    before: dict[str, list[Int64s]] = {}
+    for number, (gather, plan) in enumerate(zip(trip.gathers, gathers, strict=True)):
+        _check_view(trip, gather, plan)
+        claims = _claims(plan, tokens)
+        width = reader.entry_bytes(plan.arguments)
+        if len(claims) * width > MAX_BYTES:
+            raise CaseError(f"the rows of a round trip hold more than {MAX_BYTES} bytes")
+        kept = [claim for claim in claims if not claim.tokens]
+        page = np.array([claim.page for claim in kept], dtype=np.int64)
+        slot = np.array([claim.slot for claim in kept], dtype=np.int64)
+        root, begin = writer.base(gather.cache)
+        begin += source_offset(trip, gather)
+        at = reader.addresses(plan.arguments, page, slot) + begin
+        before.setdefault(root, []).append(at.ravel())
+        alternatives = _alternatives(cells, writer, gather, claims, at, width)
+        rows += _rows(reader, cells, plan, gather, number, claims, alternatives, writer)
+    unwritten = {name: np.unique(np.concatenate(several)) for name, several in before.items()}
+    return Composition(tuple(rows), unwritten)
+
+
+def _claims(plan: Plan, tokens: Mapping[int, list[int]]) -> list[Claim]:
+    """The contract's row mapping, as it is written there."""
+    a, values = plan.arguments, plan.case.values
+    requests, count, size = a["num_requests"], a["num_tokens"], a["page_size_tokens"]
+    if not requests:
+        return []
+    if requests > 1 and a["table_row_stride"] < a["table_width"]:
+        raise CaseError("rows of a round trip's block table must not overlap")
+    starts = index_values.vector(
+        values["starts"], requests + a["has_terminal"], index_values.INT32, "starts"
+    ).tolist()
+    ends = [*starts[1:], count][:requests]
+    skipped = [0] * requests
+    if "seq_starts" in values:
+        skipped = index_values.vector(
+            values["seq_starts"], requests, index_values.INT32, "seq_starts"
+        ).tolist()
+    if any(b > e for b, e in pairwise(starts)) or min(*starts, *skipped) < 0:
+        raise CaseError("starts of a round trip must not decrease or be negative, nor seq_starts")
+    found: list[tuple[int, int, int, int, int]] = []
+    for r in range(requests):
+        for row in range(min(starts[r], count), min(ends[r], count)):
+            p = skipped[r] + row - starts[r]
+            if p // size < a["table_width"]:
+                found.append((row, r, p, p // size, p % size))
+    if not found:
+        return []
+    at = np.array(found, dtype=np.int64)
+    entries = index_values.table_entries(
+        values["block_table"],
+        at[:, 1],
+        at[:, 3],
+        rows=requests,
+        width=a["table_width"],
+        num_pages=a["num_pages"],
+        name="block_table",
+    ).tolist()
+    return [
+        Claim(row, r, p, q, page, slot, tuple(tokens.get(page * size + slot, ())))
+        for (row, r, p, q, slot), page in zip(found, entries, strict=True)
+        if 0 <= page < a["num_pages"]
+    ]
+
+
+def _alternatives(
+    cells: WrittenCells, writer: Plan, gather: Gather, claims: list[Claim], at: Int64s, width: int
+) -> list[Bytes]:
+    """Entries uint8 [n, width]: of every claim the one its first token wrote, its second, ..."""
+    named = sorted({token for claim in claims for token in claim.tokens})
+    stored = cells.stored(writer, gather.cache, np.array(named, dtype=np.int64))
+    stored = stored[:, gather.first_byte : gather.first_byte + width]
+    place = {token: index for index, token in enumerate(named)}
+    old = iter(held_before(writer.case.seed, at))
+    first = np.empty((len(claims), width), dtype=np.uint8)
+    for i, claim in enumerate(claims):
+        first[i] = stored[place[claim.tokens[0]]] if claim.tokens else next(old)
+    out = [first]
+    for nth in range(1, max((len(claim.tokens) for claim in claims), default=0)):
+        more = first.copy()
+        for i, claim in enumerate(claims):
+            if len(claim.tokens) > nth:
+                more[i] = stored[place[claim.tokens[nth]]]
+        out.append(more)
+    return out
+
+
+def _rows(
+    reader: GatheredRows,
+    cells: WrittenCells,
+    plan: Plan,
+    gather: Gather,
+    number: int,
+    claims: list[Claim],
+    entries: list[Bytes],
+    writer: Plan,
+) -> list[ExpectedRows]:
+    made = [reader.rows(plan, alternative) for alternative in entries]
+    written = np.array([bool(claim.tokens) for claim in claims], dtype=np.bool_)
+    out = []
+    for name, stride in reader.destinations.items():
+        several = [one[name] for one in made]
+        nans = [
+            rows.nans
+            if rows.copied is None
+            else _code_nans(cells, writer, gather.first_byte, rows, written)
+            for rows in several
+        ]
+        copied = several[0].copied is not None
+        row = np.array([claim.row for claim in claims], dtype=np.int64)
+        out.append(
+            ExpectedRows(
+                gather=number,
+                buffer=name,
+                claims=tuple(claims),
+                offsets=row * plan.arguments[stride],
+                alternatives=tuple(rows.values for rows in several),
+                nans=tuple(nans),
+                element_bytes=cells.element_bytes(writer.arguments)
+                if copied
+                else several[0].element_bytes,
+            )
+        )
+    return out
+
+
+def _code_nans(
+    cells: WrittenCells, writer: Plan, first: int, rows: Rows, written: npt.NDArray[np.bool_]
+) -> FreeNans | None:
+    """Of a copy of cells: codes that a token's NaN became may be of any NaN."""
+    codes = cells.codes(writer.arguments)
+    if codes is None or rows.copied is None:
+        return None
+    dtype, count = codes
+    at = np.arange(rows.copied.start, rows.copied.stop) + first
+    return FreeNans.of(rows.values, dtype, written[:, None] & (at < count))
+
+
+def _check_view(trip: RoundTrip, gather: Gather, plan: Plan) -> None:
+    """The reader's entries are cells, or the part of each that begins at `first_byte`."""
+    cells, reader = sides(trip)
+    a, own = trip.writer.sizes, plan.arguments
+    if gather.cache not in cells.caches:
+        raise CaseError(f"{cells.name} has no cache {gather.cache!r}")
+    for name in ("num_pages", "page_size_tokens"):
+        if a[name] != own[name]:
+            raise CaseError(f"the reader has {name}={own[name]}, the writer {a[name]}")
+    width, whole = reader.entry_bytes(own), cells.cell_bytes(a)
+    if gather.first_byte + width > whole:
+        raise CaseError(
+            f"an entry of {width} bytes from byte {gather.first_byte} on is no part of {whole}"
+        )
+    last = max(a["num_pages"] - 1, 0)
+    page = np.array([0, 0, last, last], dtype=np.int64)
+    slot = np.array([0, a["page_size_tokens"] - 1] * 2, dtype=np.int64)
+    written = cells.addresses(a, gather.cache, page, slot)
+    written = written[:, gather.first_byte : gather.first_byte + width]
+    base = source_offset(trip, gather)
+    if not np.array_equal(written, reader.addresses(own, page, slot) + base):
+        raise CaseError(f"src does not lie as {gather.cache} does: strides or layout differ")

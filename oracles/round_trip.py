@@ -1,0 +1,113 @@
+"""A round trip: one launch of a writer, then gathers from the cache that it wrote.
+
+Pure data like a case, and made of cases: each is sound by itself, but the readers' `src` has no
+memory of its own. It is the writer's cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.oracles.case import Case, CaseError
+
+ROUND_TRIP_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Gather:
+    """One launch of a reader.
+
+    case        of the reader; its strides are those of the cache
+    cache       which of the writer's caches src is
+    first_byte  of what a token stores there (its *cell*), where an entry of src begins: 0, unless
+                the entry is one head of several
+    """
+
+    case: Case
+    cache: str
+    first_byte: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cache": self.cache, "first_byte": self.first_byte, "case": self.case.to_json()}
+
+    @classmethod
+    def from_json(cls, data: object) -> Gather:
+        if not isinstance(data, Mapping) or set(data) != {"cache", "first_byte", "case"}:
+            raise CaseError("a gather of a round trip needs cache, first_byte and case")
+        first = data["first_byte"]
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise CaseError(f"first_byte must be an integer >= 0, got {first!r:.60}")
+        return cls(Case.from_json(data["case"]), str(data["cache"]), first)
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """writer: its case; gathers: at least one, all of one reader, launched in this order."""
+
+    writer: Case
+    gathers: tuple[Gather, ...]
+
+    @property
+    def pair(self) -> str:
+        """ "concat_and_cache_mla/cp_gather_cache"."""
+        return pair_name(self.writer.operation, self.gathers[0].case.operation)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pagefuzz_round_trip": ROUND_TRIP_SCHEMA,
+            "writer": self.writer.to_json(),
+            "gathers": [gather.to_json() for gather in self.gathers],
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> RoundTrip:
+        """Raises `CaseError`."""
+        if not isinstance(data, Mapping):
+            raise CaseError(f"a round trip must be an object, got {data!r:.60}")
+        schema = data.get("pagefuzz_round_trip")
+        if schema != ROUND_TRIP_SCHEMA:
+            raise CaseError(
+                f'a round trip needs "pagefuzz_round_trip": {ROUND_TRIP_SCHEMA} (its schema), '
+                f"got {schema!r:.60}"
+            )
+        gathers = data.get("gathers")
+        if not isinstance(gathers, list) or not gathers:
+            raise CaseError("a round trip needs gathers, a list of at least one")
+        trip = cls(
+            Case.from_json(data.get("writer")), tuple(Gather.from_json(one) for one in gathers)
+        )
+        if len({gather.case.operation for gather in trip.gathers}) > 1:
+            raise CaseError("the gathers of a round trip must all be of one operation")
+        return trip
+
+    def dumps(self) -> str:
+        """Canonical text: equal round trips have equal text."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+def pair_name(writer: str, reader: str) -> str:
+    return f"{writer}/{reader}"
+
+
+def load_round_trip(path: str | Path) -> RoundTrip:
+    """Reads a file of a round trip, or the one inside a finding's file.
+
+    Raises `CaseError` with one sentence that names the file.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CaseError(f"{path}: cannot read the round trip: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CaseError(f"{path}: not a JSON round trip: {error}") from None
+    if isinstance(data, dict) and "round_trip" in data:
+        data = data["round_trip"]
+    try:
+        return RoundTrip.from_json(data)
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None

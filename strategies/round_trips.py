@@ -1,0 +1,483 @@
+"""Round trips: a writer's case as its own strategy draws it, then gathers from what it wrote.
+
+A writer comes with the views that readers may take of its caches, a reader with the sizes that
+follow from a view. A pair is two names; what is read is drawn here, alike for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case, Values
+from pagefuzz.oracles.layout import Dtype
+from pagefuzz.oracles.registry import operation
+from pagefuzz.oracles.round_trip import Gather, RoundTrip, pair_name
+from pagefuzz.strategies import registry
+from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.quantising import input_dtypes, scales
+from pagefuzz.strategies.strides import rounded_up
+
+#: Pools of several layers: how many, which of them is this one -> weight.
+LAYERS = {(1, 0): 70, (2, 1): 8, (3, 1): 10, (5, 4): 6, (4, 0): 6}
+#: What a reader reads -> weight.
+ORDERS = {"as written": 40, "reversed": 20, "shuffled": 40}
+#: Which caches, of a writer of two -> weight.
+CACHES = {"first": 40, "second": 30, "both": 30}
+
+_MOST_PAGES = 12
+_MOST_ROWS = 400
+_MOST_BYTES = 2**18  # of all rows
+_MOST_HEADS = 5  # that are gathered each by itself
+_POOL_BYTES = 2**26  # of a pool of several layers
+_CODES, _ROPE, _RECORD = 512, 64, 656  # of the record that is up-converted
+_ROWS = ("dst_rows", "dst_k_rows", "dst_scale_rows")
+_LONG_PAGE = 64  # tokens: of longer pages only what is near written slots is read
+
+_LAYERS, _ORDERS, _CACHES = weighted(LAYERS), weighted(ORDERS), weighted(CACHES)
+_PAGES_EACH = skewed((45, (1,)), (55, range(2, 5)))
+_SPARE_PAGES = skewed((60, (0,)), (40, (1, 2)))
+_SEEDS = st.sampled_from(range(97))
+_FEW = tuple(skewed((60 + nth, (0,)), (40, (1, 2, 3))) for nth in range(5))
+_STARTS = weighted({"absent": 35, "in a page": 40, "past pages": 25})
+_HOLES = weighted({"none": 84, "a page": 16})
+_EMPTY = weighted({"none": 80, "first": 7, "between": 7, "last": 6})
+_TERMINAL = weighted({1: 61, 0: 39})
+_PADDING = skewed((64, (0,)), (36, range(1, 9)))
+_WHOLE = weighted({True: 50, False: 51})
+_OWN_SCALE = weighted({True: 84, False: 17})
+_WIDE = weighted({True: 66, False: 35})
+_SCALES, _RESULTS = scales(), input_dtypes()
+
+
+@dataclass(frozen=True)
+class View:
+    """What a reader sees of a cache.
+
+    cache, first_byte  as of a `Gather`
+    entry_bytes        of one slot; page and slot strides are the cache's
+    unit               bytes of an element
+    kv_dtype, dtype    of the codes, and of what was stored
+    scale              bits of the one it was stored by; None if it was stored as it is
+    """
+
+    cache: str
+    first_byte: int
+    page_stride_bytes: int
+    slot_stride_bytes: int
+    entry_bytes: int
+    unit: int
+    kv_dtype: int
+    dtype: int
+    scale: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which rows a gather asks for.
+
+    starts      with the terminal value where there is one
+    table       page ids, a row a request
+    seq_starts  None if absent
+    """
+
+    starts: tuple[int, ...]
+    table: tuple[tuple[int, ...], ...]
+    seq_starts: tuple[int, ...] | None
+    num_tokens: int
+    has_terminal: int
+    spare_columns: int
+    spare_rows: int
+
+    def values(self) -> dict[str, Values]:
+        found = {
+            "block_table": Values.literal(*(page for row in self.table for page in row)),
+            "starts": Values.literal(*self.starts),
+        }
+        if self.seq_starts is not None:
+            found["seq_starts"] = Values.literal(*self.seq_starts)
+        return found
+
+    def sizes(self, writer: Case) -> dict[str, int]:
+        width = len(self.table[0]) if self.table else 0
+        return {
+            "num_requests": len(self.table),
+            "num_tokens": self.num_tokens,
+            "page_size_tokens": writer.sizes["page_size_tokens"],
+            "num_pages": writer.sizes["num_pages"],
+            "table_width": width,
+            "table_row_stride": width + self.spare_columns,
+            "has_terminal": self.has_terminal,
+        }
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a reader has beside its rows: sizes, alignments of its destinations in bytes, values."""
+
+    sizes: Mapping[str, int]
+    alignments: Mapping[str, int]
+    values: Mapping[str, Values] = field(default_factory=dict)
+
+
+# ---- writers -------------------------------------------------------------------------------------
+
+
+def _mla_views(draw: st.DrawFn, case: Case) -> list[View]:
+    sizes = case.sizes
+    unit = _stored_bytes(sizes)
+    scale = _literal(case, "scale")[0] if sizes["kv_dtype"] else None
+    entry = (sizes["kv_c_elements"] + sizes["k_pe_elements"]) * unit
+    return [
+        View(
+            "cache",
+            0,
+            sizes["page_stride_bytes"],
+            sizes["slot_stride_bytes"],
+            entry,
+            unit,
+            sizes["kv_dtype"],
+            sizes["input_dtype"],
+            scale,
+        )
+    ]
+
+
+def _flash_views(draw: st.DrawFn, case: Case) -> list[View]:
+    """Keys, values or both; as one entry where the heads of a slot are dense, else head by head."""
+    sizes, heads = case.sizes, case.sizes["num_heads"]
+    unit = _stored_bytes(sizes)
+    run = sizes["head_elements"] * unit
+    which = draw(_CACHES)
+    views = []
+    for side in {"first": ("key",), "second": ("value",), "both": ("key", "value")}[which]:
+        per_head = sizes["kv_dtype"] != 0 and sizes["scale_count"] > 1
+        dense = heads == 1 or sizes[f"{side}_head_stride_bytes"] == run
+        bits = _literal(case, f"{side[0]}_scale") if sizes["kv_dtype"] else (None,)
+        whole = dense and not per_head and draw(_WHOLE)
+        event(f"{side}s: {'whole slots' if whole else 'head by head'}")
+        chosen = range(heads) if heads <= _MOST_HEADS else (0, 1, heads // 2, heads - 2, heads - 1)
+        views += [
+            View(
+                f"{side}_cache",
+                head * run,
+                sizes[f"{side}_page_stride_bytes"],
+                sizes[f"{side}_slot_stride_bytes"],
+                heads * run if whole else run,
+                unit,
+                sizes["kv_dtype"],
+                sizes["input_dtype"],
+                bits[head % len(bits)],
+            )
+            for head in ((0,) if whole else chosen)
+        ]
+    return views
+
+
+def _stored_bytes(sizes: Mapping[str, int]) -> int:
+    return 1 if sizes["kv_dtype"] else Dtype(sizes["input_dtype"]).size_bytes
+
+
+def _literal(case: Case, name: str) -> tuple[int, ...]:
+    found = case.values[name].parameters["values"]
+    assert isinstance(found, tuple)
+    return found
+
+
+def _record_views(draw: st.DrawFn, case: Case) -> list[View]:
+    sizes = case.sizes
+    codes = sizes["kv_c_elements"]
+    entry = codes + codes // 32 + 2 * sizes["k_pe_elements"]
+    unit = 4 if entry % 4 == 0 else 2
+    strides = (sizes["page_stride_bytes"], sizes["slot_stride_bytes"])
+    return [View("cache", 0, *strides, entry, unit, 0, int(Dtype.BF16))]
+
+
+def _indexer_views(draw: st.DrawFn, case: Case) -> list[View]:
+    sizes = case.sizes
+    entry = sizes["head_dim"] + 4 * (sizes["head_dim"] // sizes["quant_block"])
+    return [View("cache", 0, sizes["page_stride_bytes"], 0, entry, 1, 0, int(Dtype.BF16))]
+
+
+Views = Callable[[st.DrawFn, Case], list[View]]
+
+#: By operation.
+WRITERS: Mapping[str, Views] = {
+    "concat_and_cache_mla": _mla_views,
+    "reshape_and_cache_flash": _flash_views,
+    "concat_and_cache_ds_mla": _record_views,
+    "indexer_k_quant_and_cache": _indexer_views,
+}
+
+#: Writers of cells that are not torn by the element: of several tokens in one slot, one stays.
+_WHOLE_CELLS = ("concat_and_cache_ds_mla", "indexer_k_quant_and_cache")
+
+
+def _distinct(case: Case) -> Case:
+    """Every slot is named once; further tokens of it are padding."""
+    seen: set[int] = set()
+    slots = []
+    for slot in _literal(case, "slot_mapping"):
+        slots.append(-1 if slot in seen else slot)
+        seen.add(slot)
+    return replace(case, values={**case.values, "slot_mapping": Values.literal(*slots)})
+
+
+def _as_upconverted(case: Case) -> Case:
+    """Records of the one size that is up-converted: 512 codes and 64 rope values. What lay between
+    rows, slots or pages still does."""
+    sizes, old = dict(case.sizes), case.sizes
+    rows = {"kv_c": 2 * _CODES, "k_pe": 2 * _ROPE}
+    for name, row_bytes in rows.items():
+        gap = max(0, old[f"{name}_row_stride_bytes"] - 2 * old[f"{name}_elements"])
+        if old[f"{name}_rows"] > 1:
+            sizes[f"{name}_row_stride_bytes"] = row_bytes + gap
+        sizes[f"{name}_elements"] = row_bytes // 2
+    codes = old["kv_c_elements"]
+    entry = rounded_up(codes + codes // 32 + 2 * old["k_pe_elements"], 4)
+    size, pages = old["page_size_tokens"], old["num_pages"]
+    page, slot = old["page_stride_bytes"], old["slot_stride_bytes"]
+    if size > 1 and pages > 1 and page < slot:  # slots first
+        page = _RECORD + max(0, page - entry)
+        slot = pages * page
+    else:
+        gap = max(0, page - ((size - 1) * slot if size > 1 else 0) - entry)
+        slot = _RECORD + max(0, slot - entry) if size > 1 else slot
+        page = (size - 1) * slot + _RECORD + gap if size > 1 else _RECORD + gap
+    if pages > 1:
+        sizes["page_stride_bytes"] = page
+    if size > 1:
+        sizes["slot_stride_bytes"] = slot
+    return replace(case, sizes=sizes)
+
+
+# ---- readers -------------------------------------------------------------------------------------
+
+
+def _copy(draw: st.DrawFn, case: Case, view: View) -> Own:
+    unit = view.unit if draw(_WIDE) else 1
+    padding = draw(_PADDING) * unit
+    sizes = {
+        "entry_bytes": view.entry_bytes,
+        "element_bytes": unit,
+        "dst_row_stride_bytes": view.entry_bytes + padding,
+    }
+    return Own(sizes, {"dst": unit})
+
+
+def _dequantise(draw: st.DrawFn, case: Case, view: View) -> Own:
+    """By the scale that the writer had, one time in six by another."""
+    elements, values = view.entry_bytes // view.unit, {}
+    result = view.dtype
+    if view.scale is not None:
+        result = draw(_RESULTS)
+        values["scale"] = Values.literal(view.scale if draw(_OWN_SCALE) else draw(_SCALES))
+    unit = Dtype(result).size_bytes
+    sizes = {
+        "entry_elements": elements,
+        "kv_dtype": view.kv_dtype,
+        "dst_dtype": result,
+        "dst_row_stride_bytes": (elements + draw(_PADDING)) * unit,
+    }
+    return Own(sizes, {"dst": unit}, values)
+
+
+def _upconvert(draw: st.DrawFn, case: Case, view: View) -> Own:
+    return Own({"dst_row_stride_bytes": 2 * (_CODES + _ROPE + draw(_PADDING))}, {"dst": 2})
+
+
+def _indexer(draw: st.DrawFn, case: Case, view: View) -> Own:
+    keys = case.sizes["head_dim"]
+    sizes = {name: case.sizes[name] for name in ("head_dim", "quant_block", "page_layout")}
+    sizes["dst_k_row_stride_bytes"] = keys + draw(_PADDING)
+    sizes["dst_scale_row_stride_bytes"] = view.entry_bytes - keys + 4 * draw(_PADDING)
+    return Own(sizes, {"dst_k": 1, "dst_scale": 4})
+
+
+Reads = Callable[[st.DrawFn, Case, View], Own]
+
+#: By operation, of the writer's case and a view of it.
+READERS: Mapping[str, Reads] = {
+    "cp_gather_cache": _copy,
+    "gather_and_maybe_dequant_cache": _dequantise,
+    "cp_gather_and_upconvert_fp8_kv_cache": _upconvert,
+    "cp_gather_indexer_k_quant_cache": _indexer,
+}
+
+#: Every (writer, reader); those of which both are there are checked.
+PAIRS = (
+    ("concat_and_cache_mla", "cp_gather_cache"),
+    ("concat_and_cache_mla", "gather_and_maybe_dequant_cache"),
+    ("reshape_and_cache_flash", "cp_gather_cache"),
+    ("reshape_and_cache_flash", "gather_and_maybe_dequant_cache"),
+    ("concat_and_cache_ds_mla", "cp_gather_cache"),
+    ("concat_and_cache_ds_mla", "cp_gather_and_upconvert_fp8_kv_cache"),
+    ("indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache"),
+)
+
+
+def pairs() -> tuple[str, ...]:
+    """Names of all pairs, "WRITER/READER"."""
+    there = registry.operations()
+    return tuple(pair_name(*pair) for pair in PAIRS if set(pair) <= set(there))
+
+
+# ---- trips ---------------------------------------------------------------------------------------
+
+
+def round_trips(pair: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> SearchStrategy[RoundTrip]:
+    """Round trips of one pair, in contract but for table entries of -1; about 40 draws each.
+
+    limit_bytes  bound on the memory of the writer's buffers together; 64 MiB leaves out what lies
+                 at 32-bit boundaries
+
+    Shrinks as the writer's cases do, then towards one request of one row. Raises
+    `InvalidArgument` for an unknown pair.
+    """
+    if pair not in pairs():
+        raise InvalidArgument(f"pair={pair!r} must be one of {', '.join(pairs())}")
+    writer, reader = pair.split("/")
+    return _round_trips(writer, reader, limit_bytes)
+
+
+@st.composite
+def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) -> RoundTrip:
+    case = draw(registry.cases_for(writer, hostile=False, refused=False, limit_bytes=limit_bytes))
+    if writer in _WHOLE_CELLS:
+        case = _distinct(case)
+    if reader == "cp_gather_and_upconvert_fp8_kv_cache":
+        case = _as_upconverted(case)
+    case = _in_layers(case, *draw(_LAYERS))
+    views = WRITERS[writer](draw, case)
+    reading = _reading(draw, case, sum(view.entry_bytes for view in views))
+    gathers = []
+    for view in views if len(views) < 3 else _alike(draw, views):
+        own = READERS[reader](draw, case, view)
+        sizes = {
+            **reading.sizes(case),
+            **dict.fromkeys(_ROWS, reading.num_tokens + reading.spare_rows),
+            "page_stride_bytes": view.page_stride_bytes,
+            "slot_stride_bytes": view.slot_stride_bytes,
+            **own.sizes,
+        }
+        placed = draw(placements(own.alignments, next(iter(own.alignments))))
+        gathers.append(
+            Gather(
+                Case(
+                    reader,
+                    {name: sizes[name] for name in operation(reader).sizes},
+                    {**reading.values(), **own.values},
+                    placed,
+                    seed=case.seed,
+                ),
+                view.cache,
+                view.first_byte,
+            )
+        )
+    return RoundTrip(case, tuple(gathers))
+
+
+def _alike(draw: st.DrawFn, views: Sequence[View]) -> Sequence[View]:
+    """Of many views, a few: each costs draws and a launch."""
+    first = draw(_SEEDS) % len(views)
+    return [views[(first + step) % len(views)] for step in range(min(3, len(views)))]
+
+
+def _in_layers(case: Case, layers: int, layer: int) -> Case:
+    """The caches as one layer of pools of several, whose pages lie side by side; as they are where
+    pages are not the outermost dimension, or the pool would be too large."""
+    strides = [name for name in case.sizes if name.endswith("page_stride_bytes")]
+    caches = [name.replace("page_stride_bytes", "cache").removeprefix("_") for name in strides]
+    pages, step = case.sizes["num_pages"], [case.sizes[name] for name in strides]
+    if layers == 1 or pages < 2 or len(set(step)) > 1 or step[0] * layers * pages > _POOL_BYTES:
+        return case
+    inner = [
+        (count, case.sizes[name.replace("page_stride", part)])
+        for name in strides
+        for part, count in (
+            ("slot_stride", case.sizes["page_size_tokens"]),
+            ("head_stride", case.sizes.get("num_heads", 1)),
+        )
+        if count > 1 and name.replace("page_stride", part) in case.sizes
+    ]
+    if any(count * stride > step[0] for count, stride in inner):
+        return case
+    event(f"layers: {layers}")
+    placed = dict(case.placements)
+    for name in caches:
+        own = case.placement(name)
+        if own.over is None:
+            placed[name] = replace(
+                own,
+                before_bytes=own.before_bytes + layer * step[0],
+                after_bytes=own.after_bytes + layers * step[0],
+            )
+    wider = case.with_sizes(**dict.fromkeys(strides, layers * step[0]))
+    return replace(wider, placements=placed)
+
+
+def _reading(draw: st.DrawFn, case: Case, row_bytes: int) -> Reading:
+    """Rows near what was written, in pages of any order, and some that nobody wrote."""
+    size, num_pages = case.sizes["page_size_tokens"], case.sizes["num_pages"]
+    span: dict[int, tuple[int, int]] = {}  # page -> first and last written offset
+    for slot in _literal(case, "slot_mapping"):
+        if 0 <= slot < num_pages * size:
+            page, offset = divmod(slot, size)
+            low, high = span.get(page, (offset, offset))
+            span[page] = min(low, offset), max(high, offset)
+    pages = list(span)[:_MOST_PAGES]
+    spare = (page for page in range(min(num_pages, 2 * _MOST_PAGES)) if page not in span)
+    unwritten = max(draw(_SPARE_PAGES), 0 if pages else 1)
+    pages += [page for page, _ in zip(spare, range(unwritten), strict=False)]
+    order, seed = draw(_ORDERS), draw(_SEEDS)
+    if order == "reversed":
+        pages.reverse()
+    elif order == "shuffled":
+        pages.sort(key=lambda page: (page * 0x9E3779B1 + (seed + 1) * 0x85EBCA77) % 2**32)
+    each = draw(_PAGES_EACH) if size <= _LONG_PAGE else 1
+    chunks = [pages[at : at + each] for at in range(0, len(pages), each)]
+    kind = draw(_STARTS)
+    if size > _LONG_PAGE and kind == "absent":
+        kind = "in a page"
+    event(f"seq_starts: {kind}")
+    lead, before, behind, spare_rows, spare_columns = (draw(few) for few in _FEW)
+    left = min(_MOST_ROWS, max(1, _MOST_BYTES // max(row_bytes, 1)))
+    rows: list[tuple[list[int], int, int]] = []  # table row, seq_start, length
+    for chunk in chunks:
+        first, last = span.get(chunk[0], (0, 0)), span.get(chunk[-1], (0, size - 1))
+        skipped = 0 if kind == "absent" else max(0, first[0] - before)
+        end = min(last[1] + 1 + behind, size)
+        length = min(left, max(0, (len(chunk) - 1) * size + end - skipped))
+        if kind == "past pages":
+            chunk, skipped = [chunk[-1], *chunk], skipped + size
+        rows.append((chunk, skipped, length))
+        left -= length
+    if draw(_HOLES) == "a page" and rows:
+        event("table: a page of padding")
+        rows[seed % len(rows)][0][-1] = -1
+    empty = draw(_EMPTY)
+    if empty != "none" and rows:
+        where = {"first": 0, "between": len(rows) // 2, "last": len(rows)}[empty]
+        rows.insert(where, ([0], 0, 0))
+    width = max((len(chunk) for chunk, _, _ in rows), default=0)
+    has_terminal = draw(_TERMINAL)
+    starts = [lead]
+    for _, _, length in rows:
+        starts.append(starts[-1] + length)
+    num_tokens = starts[-1] + (spare_rows if has_terminal else 0)
+    return Reading(
+        starts=tuple(starts if has_terminal else starts[:-1]),
+        table=tuple(tuple(chunk + [0] * (width - len(chunk))) for chunk, _, _ in rows),
+        seq_starts=None if kind == "absent" else tuple(skipped for _, skipped, _ in rows),
+        num_tokens=num_tokens,
+        has_terminal=has_terminal,
+        spare_columns=spare_columns,
+        spare_rows=spare_columns,
+    )
