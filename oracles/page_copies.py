@@ -13,7 +13,8 @@ Decisions where contracts.md is open, for both operations:
 * With num_pairs == 0 a launch reads nothing. Without pages every pair that is not padding is
   skipped.
 * pairs are read by the launcher, before it returns: a captured launch replays the pairs of its
-  capture. They keep their class all the same: ids that name no page make a case hostile.
+  capture. They keep their class all the same: an id that is neither -1 nor a page's makes a case
+  hostile, beside a -1 too, where the pair is padding.
 * What pairs hold is examined last: pairs that contradict each other, and cycles without scratch,
   are refused only where everything else is sound.
 * counts is absent when its pointer is null and its extent 0; dtype and rank are then not examined.
@@ -345,12 +346,14 @@ class PageCopyOperation(PageCopyText):
         source, destination = self.caches(a)
         raw = [int.from_bytes(v.tobytes(), "little", signed=True) for v in self._ids(plan)]
         padding = skipped = 0
+        sides = [cells.dimensions[-1][1] for cells in (source, destination)]
+        hostile = any(not -1 <= page < sides[nth % 2] for nth, page in enumerate(raw))
         writers: dict[int, set[int]] = {}
         for nth in range(a["num_pairs"]):
             page, to = raw[2 * nth], raw[2 * nth + 1]
             if PADDING_PAGE in (page, to):
                 padding += 1
-            elif 0 <= page < source.dimensions[-1][1] and 0 <= to < destination.dimensions[-1][1]:
+            elif 0 <= page < sides[0] and 0 <= to < sides[1]:
                 writers.setdefault(to, set()).add(page)
             else:
                 skipped += 1
@@ -377,7 +380,8 @@ class PageCopyOperation(PageCopyText):
         values = np.array([held for _, held in runs], dtype=np.uint8).reshape(len(runs), size)
         from_offsets = np.array(begins, dtype=np.int64)
         return Expectation(
-            case_class=CaseClass.HOSTILE if skipped else CaseClass.IN_CONTRACT,
+            case_class=CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT,
+            hostile=("an id that is neither -1 nor a page's",) if hostile else (),
             footprints=self._footprints(plan, from_offsets, to_offsets, has_cycle=has_cycle),
             expected={destination.name: Expected(to_offsets, values)},
             counts=Counts(padding, skipped),
@@ -412,7 +416,7 @@ def _conflict(first: int, second: int, to: int) -> Refusal:
 
 
 def _hostile(pairs: PagePairs) -> tuple[str, ...]:
-    wrong = np.flatnonzero(pairs.is_skipped)
+    wrong = np.flatnonzero(pairs.is_hostile)
     if not wrong.size:
         return ()
     page, to = pairs.pairs[wrong[0]].tolist()

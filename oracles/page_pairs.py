@@ -23,6 +23,7 @@ class PagePairs:
     pairs        int64 [num_pairs, 2]
     is_padding   bool [num_pairs], -1 on either side
     is_skipped   bool [num_pairs], not padding, and an id names no page
+    is_hostile   bool [num_pairs], an id is neither -1 nor a page's, be the other one -1
     moves        int64 [m, 2]: the others by destination, then source, no two alike; within one
                  cache without those from a page to itself
     conflict     (source, source, destination) if one page is to become two; the lowest such
@@ -32,6 +33,7 @@ class PagePairs:
     pairs: Int64s
     is_padding: npt.NDArray[np.bool_]
     is_skipped: npt.NDArray[np.bool_]
+    is_hostile: npt.NDArray[np.bool_]
     moves: Int64s
     conflict: tuple[int, int, int] | None
     on_cycle: npt.NDArray[np.bool_]
@@ -45,8 +47,9 @@ class PagePairs:
         cls, pairs: Int64s, source_pages: int, destination_pages: int, *, one_cache: bool
     ) -> PagePairs:
         padding = (pairs == PADDING_PAGE).any(axis=1)
-        exist = (pairs >= 0).all(axis=1)
-        exist &= (pairs < np.array([source_pages, destination_pages])).all(axis=1)
+        named = (pairs >= 0) & (pairs < np.array([source_pages, destination_pages]))
+        exist = named.all(axis=1)
+        hostile = ~(named | (pairs == PADDING_PAGE)).all(axis=1)
         moves = np.unique(pairs[exist][:, ::-1], axis=0)[:, ::-1]
         twice = np.flatnonzero(moves[1:, 1] == moves[:-1, 1])
         conflict = None
@@ -58,7 +61,7 @@ class PagePairs:
         on_cycle = np.zeros(len(moves), dtype=np.bool_)
         if one_cache and conflict is None:
             on_cycle = _on_cycle(moves)
-        return cls(pairs, padding, ~padding & ~exist, moves, conflict, on_cycle)
+        return cls(pairs, padding, ~padding & ~exist, hostile, moves, conflict, on_cycle)
 
 
 def _on_cycle(moves: Int64s) -> npt.NDArray[np.bool_]:
