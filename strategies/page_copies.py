@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ LAYOUTS = {
 #: Legal but unusual -> weight.
 ODDITIES = {
     "none": 70,
-    "ignored strides": 10,  # strides of dimensions of size <= 1 hold nonsense
+    "ignored strides": 16,  # strides of dimensions of size <= 1 hold nonsense
     "element type": 10,  # another of the same size
     "null where empty": 5,  # a null pointer for every buffer of no bytes
     "absent arguments": 5,  # dtype and rank of what is not passed hold nonsense
@@ -212,10 +213,10 @@ class PageCopy:
 
     def _pool(self, layout: str, padding_elements: int, pages: int) -> Pool:
         page, padding = self.page_bytes, padding_elements * self.element_bytes
-        layer = page * pages
+        layer = page * max(pages, 1)
         if layout == "padded pages":
             page += padding
-            layer = page * pages
+            layer = page * max(pages, 1)
         elif layout == "padded layers":
             layer += padding
         elif layout == "pages outermost":
@@ -224,7 +225,7 @@ class PageCopy:
         elif layout == "packed pool":
             packed = PACKED_PAGE_STRIDES[padding_elements % len(PACKED_PAGE_STRIDES)]
             page = max(packed, page) if pages <= 12 else page
-            layer = page * pages
+            layer = page * max(pages, 1)
         elif layout == "overlapping":  # legal only in a cache that is read
             page = max(page - padding, 0)
         return Pool(pages, self.num_layers, page, layer)
@@ -252,7 +253,7 @@ class PageCopy:
             pool.num_pages = max(pool.num_pages, pages)
             pool.from_end = True
 
-    @property
+    @cached_property
     def has_cycle(self) -> bool:
         """Of a sound case in one cache."""
         pages = self.pools[0].num_pages
@@ -262,7 +263,7 @@ class PageCopy:
         for first in source:
             at = source[first]
             for _ in source:
-                if at == first:
+                if at in (first, PADDING):
                     break
                 at = source.get(at, PADDING)
             if at == first != source[first]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from hypothesis import event
@@ -101,9 +102,9 @@ def _case(copy: PageCopy, scratch: str, placed: Mapping[str, Placement]) -> Case
     placed = dict(placed)
     if scratch != "absent":
         values["scratch"] = Values.literal()
-        mine = placed.get("scratch", Placement())
-        slack = mine.slack_bytes + (7 if scratch == "larger" else 0)
-        placed["scratch"] = Placement(mine.offset_bytes, mine.before_bytes, slack, mine.after_bytes)
+        if scratch == "larger":
+            mine = placed.get("scratch", Placement())
+            placed["scratch"] = replace(mine, slack_bytes=mine.slack_bytes + 7)
     if scratch in ("one byte short", "of no bytes"):
         overrides["scratch.extent_bytes"] = copy.page_bytes - 1 if "short" in scratch else 0
     if copy.choices.counters is not None:

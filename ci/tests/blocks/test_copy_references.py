@@ -57,6 +57,9 @@ def small_cases(draw: st.DrawFn, name: str) -> Case:
     sides = [st.integers(-1, limit - draw(st.integers(0, 1))) for limit in limits if limit]
     sides = sides if len(sides) == 2 else [st.integers(-2, 1)] * 2
     pairs = [draw(side) for _ in range(count) for side in sides]
+    if min(limits) and draw(st.booleans()):  # no conflict, and more cycles than chance makes
+        written = draw(st.permutations(range(limits[1])))
+        pairs[1 : 2 * len(written) : 2] = written[:count]
     values["pairs"] = Values.literal(*pairs)
     if draw(st.booleans()):
         values["counts"] = Values.literal(5, 7)
@@ -67,7 +70,7 @@ def small_cases(draw: st.DrawFn, name: str) -> Case:
 def test_vectorised_equals_loop(name: str) -> None:
     """The fast expectation is the loop's, byte for byte and set for set."""
 
-    @settings(max_examples=300, deadline=None, database=None)
+    @settings(max_examples=150, deadline=None, database=None)
     @given(small_cases(name))
     def compare(case: Case) -> None:
         plan = asked(name).plan(case)
@@ -80,7 +83,7 @@ def test_vectorised_equals_loop(name: str) -> None:
 def test_torch_equals_loop(name: str) -> None:
     """One gather and one scatter of strided torch tensors give the loop's bytes."""
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=80, deadline=None, database=None)
     @given(small_cases(name))
     def compare(case: Case) -> None:
         plan = asked(name).plan(case)
@@ -236,7 +239,7 @@ def test_counts_are_of_pairs_whatever_the_layers() -> None:
 
 def test_pages_that_no_pair_names_are_neither_read_nor_written() -> None:
     """Nor are bytes between pages, nor a page that goes to itself."""
-    case = copy_case((0, 1), (3, 3), pages=4, layers=2).with_sizes(
+    case = copy_case((0, 1), (3, 3), pages=4, layers=2, scratch=-1).with_sizes(
         page_bytes=12, page_stride_bytes=16
     )
     _, expectation = expect(case)
