@@ -50,7 +50,9 @@ class PagePairs:
         named = (pairs >= 0) & (pairs < np.array([source_pages, destination_pages]))
         exist = named.all(axis=1)
         hostile = ~(named | (pairs == PADDING_PAGE)).all(axis=1)
-        moves = np.unique(pairs[exist][:, ::-1], axis=0)[:, ::-1]
+        moves = pairs[exist]
+        moves = moves[np.lexsort((moves[:, 0], moves[:, 1]))]
+        moves = moves[np.append(True, (moves[1:] != moves[:-1]).any(axis=1))[: len(moves)]]
         twice = np.flatnonzero(moves[1:, 1] == moves[:-1, 1])
         conflict = None
         if twice.size:
