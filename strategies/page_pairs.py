@@ -25,7 +25,7 @@ SHAPES = {
     "hundreds": 6,  # apart, more than one launch takes
 }
 #: What is special about the list as a whole -> weight.
-LISTS = {"none": 88, "no pairs": 4, "only padding": 5, "no pages": 3}
+LISTS = {"none": 88, "no pairs": 6, "only padding": 5, "no pages": 5}
 #: Order of the list -> weight.
 ORDERS = {"as built": 40, "reversed": 30, "mixed": 30}
 #: Which numbers pages get -> weight.
@@ -38,14 +38,14 @@ HOSTILE = {
     "far past": 12,
     "int32 edge": 12,
     "lowest": 8,
-    "highest": 8,
+    "highest": 12,
 }
 #: Which id is the hostile one; beside -1 the pair is padding all the same -> weight.
 SIDES = {"source": 34, "destination": 34, "both": 16, "beside -1": 16}
 
 _SHAPES, _LISTS = weighted(SHAPES), weighted(LISTS)
 _ORDERS, _NUMBERINGS = weighted(ORDERS), weighted(NUMBERINGS)
-_LENGTHS = skewed((20, (1,)), (60, range(2, 5)), (20, range(5, 7)))
+_LENGTHS = skewed((24, (1,)), (56, range(2, 5)), (20, range(5, 7)))
 _COMPONENTS = skewed((60, (1,)), (40, range(2, 4)))
 _EXTRAS = skewed((60, (0,)), (40, range(1, 4)))
 _REPEATS = skewed((75, (0,)), (25, range(1, 3)))

@@ -17,10 +17,9 @@ inline constexpr int64_t kPageChunkBytes = 16384;  // of a page, for one CTA at 
 /// Moves of one launch: with everything else below the 4 KiB that all architectures take as parameters.
 inline constexpr int kMovesPerLaunch = 448;
 
-template <int kCapacity>
 struct MoveBatch {
   int32_t count;
-  PageMove moves[kCapacity];
+  PageMove moves[kMovesPerLaunch];
 };
 
 /// Layers that a launch makes its moves in.
@@ -31,8 +30,8 @@ struct Layers {
 
 /// `Pages` knows where page ids lie: load<Vector>(page, layer, byte) of a source, store of a destination.
 /// Moves of a batch are made in any order: none may write what another one reads.
-template <class Vector, class Pages, class Batch>
-__global__ void __launch_bounds__(kPageThreads) copy_pages(Pages pages, Batch batch, Layers layers) {
+template <class Vector, class Pages>
+__global__ void __launch_bounds__(kPageThreads) copy_pages(Pages pages, MoveBatch batch, Layers layers) {
   const index64 page_bytes = pages.page_bytes;
   const index64 chunks = (page_bytes + (kPageChunkBytes - 1)) / kPageChunkBytes;
   const index64 tasks = chunks * layers.count * batch.count;
@@ -50,6 +49,8 @@ __global__ void __launch_bounds__(kPageThreads) copy_pages(Pages pages, Batch ba
   }
 }
 
+static_assert(sizeof(MoveBatch) <= 3592);  // which leaves 500 bytes for pages and layers
+
 /// What every launch of an operation's moves has in common.
 ///
 /// addends  bitwise or of everything that addresses are sums of
@@ -66,22 +67,15 @@ struct PageCopy {
     int status = PF_OK;
     while (begin < end && num_layers > 0 && status == PF_OK) {
       const auto count = std::min<int64_t>(end - begin, kMovesPerLaunch);
-      status = count == 1 ? make_batch<1>(begin, 1, {first_layer, num_layers})
-                          : make_batch<kMovesPerLaunch>(begin, count, {first_layer, num_layers});
+      status = make_batch(begin, count, first_layer, num_layers);
       begin += count;
     }
     return status;
   }
 
  private:
-  struct Span {
-    int64_t first;
-    int64_t count;
-  };
-
-  template <int kCapacity>
-  int make_batch(const PageMove* moves, int64_t count, Span layers) const {
-    MoveBatch<kCapacity> batch = {};
+  int make_batch(const PageMove* moves, int64_t count, int64_t first_layer, int64_t num_layers) const {
+    MoveBatch batch = {};
     batch.count = static_cast<int32_t>(count);
     std::copy(moves, moves + count, batch.moves);
     return by_vector_bytes(widest_vector_bytes(addends), [&](auto vector) {
@@ -90,11 +84,10 @@ struct PageCopy {
       const int64_t threads =
           power_of_two_at_least(std::min(page_bytes, kPageChunkBytes) / kBytes, 32, kPageThreads);
       const int64_t chunks = (page_bytes + kPageChunkBytes - 1) / kPageChunkBytes;
-      const int64_t ctas = std::min(chunks * layers.count * count, resident_ctas(threads));
+      const int64_t ctas = std::min(chunks * num_layers * count, resident_ctas(threads));
       const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(ctas)),
                                  .block = dim3(static_cast<unsigned>(threads))};
-      return launch(copy_pages<Vector, Pages, MoveBatch<kCapacity>>, shape, stream, message, pages, batch,
-                    Layers{layers.first, layers.count});
+      return launch(copy_pages<Vector, Pages>, shape, stream, message, pages, batch, Layers{first_layer, num_layers});
     });
   }
 };

@@ -22,7 +22,7 @@ from pagefuzz.strategies.registry import corners_for
 from pagefuzz.strategies.reported import examples_for
 
 COPIES = [name for name, one in operations().items() if isinstance(one, PageCopyOperation)]
-COUNT = 1500
+COUNT = 1200
 
 
 def strategy(name: str) -> ModuleType:
