@@ -6,7 +6,8 @@ bytes that turn up in a wrong place say which stream and which offset they were 
 
 Two *fills* of the same case hold the same payload and index values but different poison, and every
 destination byte of one fill is the complement of the other's, so that a byte that was not written
-cannot pass for a written one in both.
+cannot pass for a written one in both. A buffer that is read and written in place holds payload
+where it may be read, in both fills, and is a destination elsewhere.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def payload_at(seed: int, offsets: npt.NDArray[np.int64], size_bytes: int) -> By
 
 
 def _poison_salt(role: Role, seed: int, fill: int) -> int:
-    stream = _DESTINATION_POISON if role is Role.DESTINATION else _SOURCE_POISON[fill]
+    stream = _DESTINATION_POISON if role.is_destination else _SOURCE_POISON[fill]
     return _salt(seed, stream)
 
 
@@ -120,7 +121,7 @@ def poison(role: Role, seed: int, fill: int, begin: int, end: int) -> Bytes:
         words = np.full((end - first + 3) // 4, _INDEX_POISON[fill], dtype=np.uint32)
         return words.view(np.uint8)[begin - first : end - first]
     out = _stream(_poison_salt(role, seed, fill), begin, end)
-    return np.invert(out, out=out) if role is Role.DESTINATION and fill else out
+    return np.invert(out, out=out) if role.is_destination and fill else out
 
 
 def destination_poison_at(
@@ -136,10 +137,11 @@ def initial_bytes(
 ) -> Bytes:
     """What `buffer` holds at byte offsets [begin, end) from its base before the launch.
 
-    `readable` is the buffer's may-read set; in a source it holds payload, elsewhere the image does.
+    `readable` is the buffer's may-read set; it holds payload in a source and in a buffer that is
+    written in place, elsewhere the image does.
     """
     out = poison(buffer.role, seed, fill, begin, end)
-    if buffer.role is Role.SOURCE and readable:
+    if buffer.role.holds_payload and readable:
         runs, origin = readable.clipped(begin, end), buffer.payload_origin_bytes
         if len(runs) <= _FEW_RUNS:
             for b, e in zip(runs.begin.tolist(), runs.end.tolist(), strict=True):
@@ -177,10 +179,10 @@ def initial_blocks(
         out = np.ascontiguousarray(
             _stream_at(_poison_salt(buffer.role, seed, fill), begins, size_bytes)
         )
-        if buffer.role is Role.DESTINATION and fill:
+        if buffer.role.is_destination and fill:
             np.invert(out, out=out)
     flat = out.reshape(-1)
-    if buffer.role is Role.SOURCE and readable:
+    if buffer.role.holds_payload and readable:
         blocks = IntervalSet.of_runs(begins, size_bytes)
         inside = readable.intersection(blocks)
         # Blocks that touch are neighbours in `out` too, so that a run across them is one there.

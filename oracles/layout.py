@@ -57,17 +57,32 @@ _DTYPE_BYTES = {
 class Role(StrEnum):
     SOURCE = "source"  # payload, read only
     INDEX = "index"  # table, starts, slots, hints, scales: read only
-    DESTINATION = "destination"  # written, never read
+    DESTINATION = "destination"  # written, never read before it is written
+    IN_PLACE = "in place"  # payload that is read and written over
     COUNTERS = "counters"  # read-modify-write
+
+    @property
+    def holds_payload(self) -> bool:
+        """Where it may be read; elsewhere poison."""
+        return self in (Role.SOURCE, Role.IN_PLACE)
+
+    @property
+    def is_destination(self) -> bool:
+        """Its poison is that of a destination: complements in the two fills."""
+        return self in (Role.DESTINATION, Role.IN_PLACE)
 
 
 @dataclass(frozen=True)
 class BufferRole:
-    """One buffer argument of an operation, in ABI order."""
+    """One buffer argument of an operation, in ABI order.
+
+    host  plain host memory on every backend: the launcher itself reads it
+    """
 
     name: str
     role: Role
     optional: bool = False
+    host: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,7 @@ class PlannedBuffer:
     is_null         a null pointer is passed
     image           explicit contents; every other byte is payload or poison (`contents`)
     payload_origin_bytes  where in the case's payload stream that of this buffer begins
+    host            as in `BufferRole`
     """
 
     name: str
@@ -117,6 +133,7 @@ class PlannedBuffer:
     is_null: bool
     image: Image
     payload_origin_bytes: int = 0
+    host: bool = False
 
     @property
     def memory_bytes(self) -> int:

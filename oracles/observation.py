@@ -95,8 +95,9 @@ class Launch:
 
     fill       which of the two fills the memory held
     status     what the launcher returned, `message` its sentence
-    chunks     for each buffer every run that the launch may have changed, red zones included;
-               bytes outside all chunks are known to be unchanged
+    chunks     for each buffer every run that the launch may have changed, red zones included, and
+               of one that is written in place every run that it may read or write; bytes outside
+               all chunks are known to be unchanged
     examined_bytes  memory known to be unchanged or in chunks, all buffers and red zones together
     record     of a checked build; None from any other
     """

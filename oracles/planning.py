@@ -39,7 +39,7 @@ def planned_buffers(
     overrides = case.overrides
     too_large = sum(required.values()) > MAX_MEMORY_BYTES
     buffers: dict[str, PlannedBuffer] = {}
-    sources = [role.name for role in roles if role.role is Role.SOURCE]
+    sources = [role.name for role in roles if role.role.holds_payload]
     for role in roles:
         name = role.name
         absent = role.optional and name not in case.values
@@ -64,6 +64,7 @@ def planned_buffers(
             payload_origin_bytes=(
                 sources.index(name) * PAYLOAD_STEP_BYTES if name in sources else 0
             ),
+            host=role.host,
         )
     for name, buffer in buffers.items():
         if buffer.placement.over is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import event
 from hypothesis import strategies as st
 
-from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 
 #: Every reason tag of the gathers' contracts.
@@ -47,6 +47,7 @@ class Argument:
     alignment_bytes   of its base
     is_absent         an optional buffer that is not passed
     other_dtypes      that a launcher accepts too
+    is_spare          passed and perhaps not needed: its extent is the operation's own business
     """
 
     dtype: int
@@ -55,21 +56,24 @@ class Argument:
     alignment_bytes: int
     is_absent: bool = False
     other_dtypes: Sequence[int] = ()
+    is_spare: bool = False
 
 
 @dataclass(frozen=True)
 class Lie:
-    """overrides to add, and placements to replace; for the reason tag `reason`."""
+    """overrides to add, placements and values to replace; for the reason tag `reason`."""
 
     reason: str
     overrides: Mapping[str, int] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
+    values: Mapping[str, Values] = field(default_factory=dict)
 
     def told(self, case: Case) -> Case:
         return replace(
             case,
             overrides={**case.overrides, **self.overrides},
             placements={**case.placements, **self.placements},
+            values={**case.values, **self.values},
         )
 
 
@@ -98,7 +102,7 @@ class Surface:
 
     def knows(self, reason: str) -> bool:
         """Whether the operation has what a lie of this reason is about."""
-        return reason != "has_terminal" or reason in self.case.sizes
+        return reason not in ("has_terminal", "page_size_tokens") or reason in self.case.sizes
 
     def present(self) -> dict[str, Argument]:
         return {name: one for name, one in self.arguments.items() if not one.is_absent}
@@ -162,7 +166,7 @@ def _stride_overflows(surface: Surface) -> list[Lie]:
 def _extents(surface: Surface) -> list[Lie]:
     lies = []
     for name, argument in surface.present().items():
-        needed = argument.required_bytes
+        needed = 0 if argument.is_spare else argument.required_bytes
         values = (needed - 1, 0, -1, INT64_MIN) if needed else (-1, INT64_MIN)
         lies += [Lie("extent", {f"{name}.extent_bytes": value}) for value in values]
     return lies
@@ -240,14 +244,15 @@ def lies(draw: st.DrawFn, surface: Surface) -> Case:
     """The surface's case with one lie told, in 2 draws.
 
     Every reason is as likely as any other; a reason that the case cannot have gives way to a wrong
-    page_size_tokens. Shrinks towards the first reason (a wrong dtype) and the first of its lies
-    (that of the first buffer).
+    page_size_tokens, or a wrong count where there is none. Shrinks towards the first reason (a
+    wrong dtype) and the first of its lies (that of the first buffer).
     """
     reasons = [reason for reason in _LIES if surface.knows(reason)] + list(surface.own)
     reason = reasons[draw(_REASONS) % len(reasons)]
     pick = draw(_PICKS)
     told = surface.own[reason] if reason in surface.own else _LIES[reason](surface)
     if not told:
-        reason, told = "page_size_tokens", _page_sizes(surface)
+        reason = "page_size_tokens" if surface.knows("page_size_tokens") else "size_range"
+        told = _LIES[reason](surface)
     event(f"refused: {reason}")
     return told[pick % len(told)].told(surface.case)

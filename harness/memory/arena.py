@@ -149,7 +149,7 @@ def overlaid_addresses(plan: Plan, addresses: dict[str, int]) -> None:
 
 def is_written(buffer: PlannedBuffer) -> bool:
     """Whether judgements want the buffer's bytes even where nothing changed."""
-    return buffer.role in (Role.DESTINATION, Role.COUNTERS)
+    return buffer.role.is_destination or buffer.role is Role.COUNTERS
 
 
 def contents(

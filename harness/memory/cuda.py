@@ -2,12 +2,13 @@
 
 One slab for all small regions: one copy in and one copy out a launch. Large regions are
 allocations of their own, kept between cases, zeroed by the device and searched by the device for
-what a launch touched (`pf_scan` of the built object), so that only those chunks come back.
+what a launch touched (`pf_scan` of the built object), so that only those chunks come back. Buffers
+that the launcher itself reads lie in a slab of plain host memory, red zones and all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from pagefuzz.harness.memory.arena import (
 )
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.windows import Windows
+from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
@@ -39,6 +41,7 @@ _SLAB_GRANULARITY = 4096
 _LARGE_GRANULARITY = 2 * 2**20  # the driver's own; sizes rounded to it are found again in the cache
 _KEPT_BYTES = 4 * 2**30  # of large allocations not in use: other workers need memory too
 _RESERVE_BYTES = 256 * 2**20  # left to the subject: local memory, printf, modules
+_HOST_SLAB_BYTES = 256 * 2**20  # most that the buffers of a case take of host memory
 
 #: (data, size_bytes, chunk_bytes, flags): flags[i] = 1 if chunk i holds a byte other than 0
 Scan = Callable[[int, int, int, int], None]
@@ -76,6 +79,37 @@ class _Allocation:
         return self.address
 
 
+class _HostSlab:
+    """Regions in plain host memory, filled and compared whole.
+
+    address  of the slab's first byte
+    """
+
+    def __init__(self, buffers: Iterable[PlannedBuffer] = ()) -> None:
+        """Raises `DoesNotFitError`."""
+        self.regions = slab_regions(buffers, BASE_ALIGNMENT_BYTES)
+        used = self.regions[-1].slice.stop if self.regions else 0
+        if used > _HOST_SLAB_BYTES:
+            raise DoesNotFitError(f"buffers in host memory need {used:,} bytes together")
+        memory = np.zeros(used + BASE_ALIGNMENT_BYTES, np.uint8)
+        begin = -memory.ctypes.data % BASE_ALIGNMENT_BYTES
+        self._memory: Bytes = memory[begin : begin + used]
+        self.address = int(self._memory.ctypes.data)
+        self._before: Bytes = np.empty(used, np.uint8)
+
+    def fill(self, expectation: Expectation, seed: int, fill: int) -> None:
+        for region in self.regions:
+            self._before[region.slice] = contents(
+                region.buffer, expectation, seed, fill, region.begin, region.end
+            )
+        self._memory[:] = self._before
+
+    def collect(self) -> Collected:
+        before, self._before = self._before, np.empty_like(self._before)
+        after = self._memory.copy()
+        return Collected(slab_chunks(self.regions, before, after), after.size)
+
+
 class CudaArena:
     """Memory of the cuda backend; see `arena.Arena`. `scan` is the built object's `pf_scan`."""
 
@@ -85,6 +119,7 @@ class CudaArena:
         self._flags = _Allocation(driver)
         self._free: dict[int, list[int]] = {}  # size -> addresses of large allocations not in use
         self._regions: list[SlabRegion] = []
+        self._host = _HostSlab()
         self._large: list[_LargeRegion] = []
         self._before: Bytes = np.empty(0, np.uint8)
 
@@ -94,14 +129,16 @@ class CudaArena:
         self._large = []
         self._plan, self._expectation = plan, expectation
         small, large = placed_buffers(plan)
-        self._regions = slab_regions(small, _SLAB_GRANULARITY)
+        self._host = _HostSlab(buffer for buffer in (*small, *large) if buffer.host)
+        self._regions = slab_regions([b for b in small if not b.host], _SLAB_GRANULARITY)
         used = self._regions[-1].slice.stop if self._regions else 0
         slab = self._slab.at_least(used)
         self._before = np.empty(used, np.uint8)
-        for buffer in large:
+        for buffer in (buffer for buffer in large if not buffer.host):
             self._large.append(self._large_region(buffer, expectation))
         addresses = {r.buffer.name: slab + r.base for r in self._regions}
         addresses |= {r.buffer.name: r.address + r.base for r in self._large}
+        addresses |= {r.buffer.name: self._host.address + r.base for r in self._host.regions}
         overlaid_addresses(plan, addresses)
         return addresses
 
@@ -143,6 +180,7 @@ class CudaArena:
                 region.buffer, self._expectation, seed, fill, region.begin, region.end
             )
         self._driver.copy_in(self._slab.address, self._before)
+        self._host.fill(self._expectation, seed, fill)
         for large in self._large:
             self._driver.zero(large.address, large.size_bytes)
             large.windows.fill(seed, fill)
@@ -163,7 +201,9 @@ class CudaArena:
         self._driver.copy_out(after, self._slab.address)
         self._driver.synchronise()
         chunks = slab_chunks(self._regions, before, after)
-        examined = after.size
+        in_host_memory = self._host.collect()
+        chunks |= in_host_memory.chunks
+        examined = after.size + in_host_memory.examined_bytes
         for large in self._large:
             examined += large.size_bytes
             if found := self._large_chunks(large):

@@ -18,7 +18,7 @@ from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES
 from pagefuzz.oracles.contents import initial_blocks
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
-from pagefuzz.oracles.layout import Bytes, PlannedBuffer
+from pagefuzz.oracles.layout import Bytes, PlannedBuffer, Role
 from pagefuzz.oracles.observation import Chunk
 
 _BLOCK_BYTES = BASE_ALIGNMENT_BYTES
@@ -107,9 +107,13 @@ class Windows:
             yield begin, data[start:stop]
 
     def changed(self, after: Bytes) -> list[Chunk]:
-        """The windows in which `after` differs from `before`."""
-        different = np.flatnonzero(self.before != after)
-        windows = np.unique(np.searchsorted(self._starts, different, side="right") - 1)
+        """The windows in which `after` differs from `before`; all of a buffer that is written in
+        place: what it held is more than a function of the fill."""
+        if self._buffer.role is Role.IN_PLACE:
+            windows = np.arange(self._starts.size)
+        else:
+            different = np.flatnonzero(self.before != after)
+            windows = np.unique(np.searchsorted(self._starts, different, side="right") - 1)
         chunks = []
         for window in windows.tolist():
             begin, end = int(self.spans.begin[window]), int(self.spans.end[window])

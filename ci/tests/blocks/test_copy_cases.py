@@ -1,0 +1,156 @@
+"""Cases of copy_blocks and swap_blocks, and the kernels on them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from types import ModuleType
+
+import pytest
+from ci.tests.writers.conftest import drawn
+from ci.tests.writers.test_cases import plain
+
+from pagefuzz.harness.check import Checker
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.layout import Plan
+from pagefuzz.oracles.page_copies import PageCopyOperation
+from pagefuzz.oracles.registry import operation, operations
+from pagefuzz.oracles.verdict import CaseClass, Outcome
+from pagefuzz.strategies.refusals import lies_by_reason
+from pagefuzz.strategies.registry import corners_for
+from pagefuzz.strategies.reported import examples_for
+
+COPIES = [name for name, one in operations().items() if isinstance(one, PageCopyOperation)]
+COUNT = 1200
+
+
+def strategy(name: str) -> ModuleType:
+    return importlib.import_module(f"pagefuzz.strategies.operations.{name}")
+
+
+def test_there_are_two() -> None:
+    """Both operations are found by being there."""
+    assert COPIES == ["copy_blocks", "swap_blocks"]
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_every_corner_is_reached(name: str) -> None:
+    """Enough cases reach each named corner, and none holds of all."""
+    counted = Counter(dict.fromkeys(corners_for(name), 0))
+    for _, plan, expectation in drawn(name, COUNT):
+        counted.update(k for k, holds in corners_for(name).items() if holds(plan, expectation))
+    assert sorted(corner for corner, count in counted.items() if count == 0) == []
+    assert max(counted.values()) < COUNT
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_the_simplest_case_is_one_page(name: str) -> None:
+    """Page 0 goes to page 1, one byte, in contract."""
+    case, plan, expectation = drawn(name, COUNT)[0]
+    assert expectation.case_class is CaseClass.IN_CONTRACT
+    assert case.values["pairs"].to_json() == {"recipe": "literal", "values": [0, 1]}
+    assert case.sizes["page_bytes"] == 1
+    assert max(buffer.memory_bytes for buffer in plan.buffers.values()) == 16
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_memory_stays_within_the_limit_and_reaches_overflow_scale(name: str) -> None:
+    """Below 2^36 bytes; one case in ten at least has a buffer of 2^31."""
+    sizes = [
+        sum(buffer.memory_bytes for buffer in plan.buffers.values())
+        for _, plan, _ in drawn(name, COUNT)
+    ]
+    assert max(sizes) < 2**36
+    assert sum(size >= 2**31 - 2**20 for size in sizes) > COUNT / 10
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_classes_follow_what_was_asked_for(name: str) -> None:
+    """Without hostile and refused cases all are in contract; with them each class has its share."""
+    assert {one[2].case_class for one in drawn(name, 200, hostile=False, refused=False)} == {
+        CaseClass.IN_CONTRACT
+    }
+    found = Counter(expectation.case_class for _, _, expectation in drawn(name, COUNT))
+    assert 0.5 < found[CaseClass.IN_CONTRACT] / COUNT < 0.75
+    assert 0.15 < found[CaseClass.HOSTILE] / COUNT < 0.32
+    assert 0.08 < found[CaseClass.REFUSED] / COUNT < 0.22
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_every_lie_is_refused_for_its_reason(name: str) -> None:
+    """By the oracle; sound cases need the bytes that the lies believe they need."""
+    asked = operation(name)
+    sound = [one for one in drawn(name, 200, hostile=False, refused=False) if plain(one[0])]
+    for case, plan, _ in sound[:25]:
+        needed = {buffer: planned.required_bytes for buffer, planned in plan.buffers.items()}
+        assert strategy(name).required_bytes(case) == needed
+        for reason, lies in lies_by_reason(strategy(name).surface(case)).items():
+            for lie in lies:
+                found = {refusal.reason for refusal in asked.refusals(asked.plan(lie.told(case)))}
+                assert reason in found, lie
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
+    """Each lie about a reported case and two drawn ones is turned down; the cases are not."""
+    sound = [case for case, _, _ in drawn(name, 200, hostile=False, refused=False) if plain(case)]
+    several = [case for case in sound if case.sizes["num_pairs"] in range(2, 20)]
+    with Checker(name, "bundled:page") as checker:
+        for case in [*examples_for(name).values(), *several[:2]]:
+            verdict = checker.check(case)
+            assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
+            for lies in lies_by_reason(strategy(name).surface(case)).values():
+                for lie in lies:
+                    verdict = checker.check(lie.told(case))
+                    assert verdict.outcome is Outcome.CLEAN, (lie, verdict.failures)
+                    assert verdict.checked["refusal"] > 0
+
+
+@pytest.mark.parametrize("build", ["checked", "release"])
+@pytest.mark.parametrize("name", COPIES)
+def test_the_kernel_is_silent(name: str, build: str) -> None:
+    """No judgement fires on drawn cases of every class."""
+    with Checker(name, "bundled:page", "host", build) as checker:
+        for case, _, _ in drawn(name, COUNT)[:150]:
+            verdict = checker.check(case)
+            assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
+        assert checker.deaths == 0
+
+
+def far(name: str) -> Case:
+    """The reported case with strides that put pages at 2^40 bytes; copy_blocks in two layers."""
+    (case,) = examples_for(name).values()
+    if name == "swap_blocks":
+        return case.with_sizes(src_page_stride_bytes=2**39 - 2, dst_page_stride_bytes=2**39 + 2)
+    return case.with_sizes(num_layers=2, layer_stride_bytes=2**40 - 8, page_stride_bytes=2**32)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_pages_at_2_to_the_40_are_copied(name: str) -> None:
+    """Sparse memory of more than a tebibyte."""
+    plan = operation(name).plan(far(name))
+    assert max(buffer.memory_bytes for buffer in plan.buffers.values()) > 2**40
+    with Checker(name, "bundled:page") as checker:
+        verdict = checker.check(far(name))
+        assert verdict.outcome is Outcome.CLEAN, (verdict.failures, verdict.not_run)
+        assert verdict.checked["output"] == 2 * 16 * (4 if name == "copy_blocks" else 2)
+
+
+def moved(plan: Plan, buffer: str, at: int) -> str:
+    return operation(plan.case.operation).mapping(plan, buffer, at) or ""
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_texts_and_json(name: str) -> None:
+    """Every case can be described, survives JSON, and has a place for each of its bytes."""
+    asked = operation(name)
+    for case, plan, expectation in drawn(name, COUNT)[:200]:
+        assert Case.from_json(json.loads(case.dumps())) == case
+        assert f"P={plan.arguments['num_pairs']}" in asked.describe(plan)
+        for buffer in plan.buffers:
+            footprint = expectation.footprint(buffer)
+            for at in [-1, 0, *footprint.writable.begin[:2].tolist()]:
+                assert asked.locate(plan, buffer, at)
+            for at in footprint.must_write.begin[:2].tolist():
+                assert "writes it" in moved(plan, buffer, at)

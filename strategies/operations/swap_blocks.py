@@ -1,0 +1,174 @@
+"""Cases of (e) swap_blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.strategies.corners import Corners
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.page_copies import (
+    PageCopy,
+    classes,
+    conflict_lies,
+    extent_bytes,
+    index_arguments,
+    listed,
+    oddly,
+    page_copy_choices,
+    payload_argument,
+    size_lies,
+    strides_of,
+)
+from pagefuzz.strategies.page_copy_corners import swap_corners
+from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.refusals import Lie, Surface, lies
+
+OPERATION = "swap_blocks"
+
+#: What reaches a boundary of 32-bit arithmetic, and in which cache -> weight.
+QUANTITIES = {
+    f"{side}:{quantity}": weight
+    for side in ("src", "dst")
+    for quantity, weight in (("page", 20), ("packed page", 15), ("page stride", 15))
+}
+
+_CACHES = {side: {f"{side}_page_stride_bytes": f"{side}_num_pages"} for side in ("src", "dst")}
+STRIDES: Mapping[str, str] = MappingProxyType({**_CACHES["src"], **_CACHES["dst"]})
+
+
+def cases(
+    *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> SearchStrategy[Case]:
+    """Cases of swap_blocks: three in five in contract (a quarter of them at overflow scale), one in
+    four hostile, the others refused; about 25 draws each.
+
+    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
+    limit_bytes       bound on the memory of all buffers of a case together
+
+    Shrinks towards page 0 copied to page 1, of one byte. Raises `InvalidArgument` for `limit_bytes`
+    below 64 MiB.
+    """
+    if limit_bytes < LEAST_LIMIT_BYTES:
+        raise InvalidArgument(
+            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
+        )
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
+    case_class = draw(classes)
+    event(f"class: {case_class}")
+    choices = draw(
+        page_copy_choices(
+            QUANTITIES, case_class=case_class, limit_bytes=limit_bytes, one_cache=False
+        )
+    )
+    copy = PageCopy(choices, limit_bytes)
+    unit = copy.element_bytes
+    alignments = {"pairs": 8, "src_cache": unit, "dst_cache": unit, "counts": 8}
+    case = _case(copy, draw(placements(alignments, "dst_cache")))
+    if case_class == "refused":
+        return draw(lies(surface(case)))
+    strides = strides_of(case, STRIDES)
+    caches = ("src_cache", "dst_cache")
+    return draw(oddly(case, strides, required_bytes(case), caches, ("counts",)))
+
+
+def _case(copy: PageCopy, placed: Mapping[str, Placement]) -> Case:
+    values = {"pairs": listed(copy.pairs)}
+    if copy.choices.counters is not None:
+        values["counts"] = Values.literal(*copy.choices.counters)
+    source, destination = copy.pools
+    return Case(
+        operation=OPERATION,
+        sizes={
+            "num_pairs": len(copy.pairs),
+            "src_num_pages": source.num_pages,
+            "dst_num_pages": destination.num_pages,
+            "src_page_stride_bytes": source.page_stride_bytes,
+            "dst_page_stride_bytes": destination.page_stride_bytes,
+            "page_bytes": copy.page_bytes,
+            "element_bytes": copy.element_bytes,
+        },
+        values=values,
+        placements={n: place for n, place in placed.items() if n != "counts" or n in values},
+        seed=copy.choices.seed,
+    )
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def required_bytes(case: Case) -> dict[str, int]:
+    """What every buffer needs; absent ones 0."""
+    return {
+        "pairs": 16 * case.sizes["num_pairs"],
+        "src_cache": extent_bytes(case, _CACHES["src"]),
+        "dst_cache": extent_bytes(case, _CACHES["dst"]),
+        "counts": 16 if "counts" in case.values else 0,
+    }
+
+
+def surface(case: Case) -> Surface:
+    """What launchers of this operation must see through, for a sound case."""
+    sizes, needed = case.sizes, required_bytes(case)
+    index = index_arguments(case)
+    unit, pages = sizes["element_bytes"], sizes["dst_num_pages"]
+    return Surface(
+        case=case,
+        arguments={
+            "pairs": index["pairs"],
+            "src_cache": payload_argument(case, 2, needed["src_cache"]),
+            "dst_cache": payload_argument(case, 2, needed["dst_cache"]),
+            "counts": index["counts"],
+        },
+        destinations=("dst_cache",),
+        strides=strides_of(case, STRIDES),
+        extents={name: (size,) for name, size in STRIDES.items()},
+        counts=("num_pairs", "src_num_pages", "dst_num_pages"),
+        own={
+            **size_lies(case),
+            "not_nested": [
+                Lie("not_nested", {"dst_page_stride_bytes": stride, "dst_num_pages": max(pages, 2)})
+                for stride in (sizes["page_bytes"] - unit, 0)
+            ],
+            "conflict": conflict_lies(case, sizes["src_num_pages"], pages),
+        },
+    )
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+
+def _reported_strides() -> Case:
+    """Report 18: page strides of both caches are more than their pages, and not the same."""
+    return Case(
+        operation=OPERATION,
+        sizes={
+            "num_pairs": 2,
+            "src_num_pages": 3,
+            "dst_num_pages": 4,
+            "src_page_stride_bytes": 24,
+            "dst_page_stride_bytes": 20,
+            "page_bytes": 16,
+            "element_bytes": 2,
+        },
+        values={"pairs": listed([(2, 1), (1, 3)]), "counts": Values.literal(0, 0)},
+    )
+
+
+REPORTED: Mapping[str, Callable[[], Case]] = MappingProxyType({"18-strides": _reported_strides})
+
+
+# ---- corners -------------------------------------------------------------------------------------
+
+#: Name -> whether a case is in that corner.
+CORNERS: Corners = swap_corners()
