@@ -55,7 +55,9 @@ class Written:
             return np.empty(0, np.int64)
         return np.concatenate(
             [
-                self.operation.cell_offsets(self.plan, cells, self.slots).min(axis=1, initial=2**62)
+                cells.begins(self.sizes, cells.parts[0], self.slots.page, self.slots.offset).min(
+                    axis=1, initial=2**62
+                )
                 for cells in self.operation.caches(self.sizes)
             ]
         )
