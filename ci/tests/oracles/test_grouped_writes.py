@@ -148,7 +148,6 @@ def _contested(case: Case, *parts: int) -> bool:
 CORNERS: dict[str, Callable[[Case], bool]] = {
     "scale: infinite": lambda case: bool(np.isinf(_scales(case)).any()),
     "scale: exactly 1": lambda case: bool((_scales(case) == 1).any()),
-    "scale: 0.75": lambda case: bool((_scales(case) == 0.75).any()),
     "scale: several of a token": lambda case: bool((_scales(case) != _scales(case)[:, :1]).any()),
     "codes: NaN": lambda case: bool((_written(case, 0) == 0x7F).any()),
     "codes: -0": lambda case: bool((_written(case, 0) == 0x80).any()),

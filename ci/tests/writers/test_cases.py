@@ -101,10 +101,11 @@ def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
         for case, _, _ in drawn(name, 200, hostile=False, refused=False)
         if plain(case) and case.sizes["num_tokens"] in range(1, 20)
     ]
-    copied = [case for case in sound if case.sizes["kv_dtype"] == 0][:2]
-    scaled = [case for case in sound if case.sizes["kv_dtype"] != 0][:2]
+    kind = "kv_dtype" if "kv_dtype" in sound[0].sizes else "scale_kind"
+    chosen = [case for case in sound if case.sizes[kind] == 0][:2]
+    chosen += [case for case in sound if case.sizes[kind] != 0][:2]
     with Checker(name, "bundled:token") as checker:
-        for case in copied + scaled:
+        for case in chosen:
             verdict = checker.check(case)
             assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
             for lies in lies_by_reason(strategy(name).surface(case)).values():
