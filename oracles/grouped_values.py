@@ -22,7 +22,7 @@ _Words = npt.NDArray[np.int64]
 #: Kind of a group -> weight; 32 in all.
 KINDS = {
     "exact": 7,  # 448 times a power of two
-    "odd": 4,  # and times 3, 5 or 7: ties that a product with the reciprocal misses
+    "seven": 4,  # and times 7: a product with fp32's 1/7 misses ties, with 1/3 or 1/5 it does not
     "above": 3,  # the bf16 next above it
     "below": 3,  # the bf16 next below it
     "any": 4,
@@ -62,7 +62,7 @@ def grouped(payload: Bytes, first: Bytes, group: Int64s, index: Int64s, size: in
     spread = first[:, 3].astype(np.int64)
     least = kind == _NUMBER["least"]
     exponent = np.where(least, -127 + spread % 3, (7 * group + first[:, 1] % 3) % 29 - 9)
-    factor = np.where(kind == _NUMBER["odd"], 3 + 2 * (spread % 3), 1)
+    factor = np.where(kind == _NUMBER["seven"], 7, 1)
     unit: Float32s = np.ldexp(factor.astype(np.float32), exponent)
 
     top = _word(unit * np.float32(_LARGEST))
@@ -85,7 +85,7 @@ def grouped(payload: Bytes, first: Bytes, group: Int64s, index: Int64s, size: in
     is_lead = index == first[:, 2].astype(np.int64) % size
     any_word = payload[:, 0].astype(np.int64) | (payload[:, 1].astype(np.int64) & 0x7F) << 8
     on_codes = np.isin(
-        kind, [_NUMBER[name] for name in ("exact", "odd", "above", "below", "least", "some NaN")]
+        kind, [_NUMBER[name] for name in ("exact", "seven", "above", "below", "least", "some NaN")]
     )
     word = np.where(on_codes, _around_codes(payload, unit), any_word % (lead + 1))
     word = np.where(is_lead, lead, word)
