@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from fractions import Fraction
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from pagefuzz.oracles import contents, index_values
-from pagefuzz.oracles.cells import Rows, Slots
+from pagefuzz.oracles.cells import Part, Rows, Slots
+from pagefuzz.oracles.exact import fp8_code
 from pagefuzz.oracles.expectation import Refusal
 from pagefuzz.oracles.fp8 import FP8_MAX, Float32s, fp8_table, from_bf16, from_fp16, quantise_fp8
 from pagefuzz.oracles.layout import Bytes, Dtype, Image, Plan
@@ -75,7 +74,7 @@ class ScaledWrite(WriteOperation):
     def cache_dtype(self, sizes: Mapping[str, int]) -> Dtype:
         return self.fp8(sizes) or self.input_dtype(sizes)
 
-    def computed_dtype(self, plan: Plan) -> Dtype | None:
+    def computed_dtype(self, plan: Plan, part: Part) -> Dtype | None:
         return self.fp8(plan.arguments)
 
     def scalars(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -186,7 +185,7 @@ class ScaledWrite(WriteOperation):
             name, index = self.scale_of(plan, rows, np.array([i], dtype=np.int64))
             word = plan.buffers[name].image.values[int(index[0])].tobytes()
             with np.errstate(all="ignore"):
-                out.append(_code(float(value / _number(word, Dtype.F32)), fp8))
+                out.append(fp8_code(float(value / _number(word, Dtype.F32)), fp8))
         return bytes(out)
 
     def encoded_by_torch(self, plan: Plan, rows: Rows, token: int) -> torch.Tensor:
@@ -242,27 +241,3 @@ def _number(raw: bytes, dtype: Dtype) -> np.float32:
     if dtype is Dtype.BF16:
         raw, dtype = b"\0\0" + raw, Dtype.F32
     return np.float32(np.frombuffer(raw, np.float32 if dtype is Dtype.F32 else np.float16)[0])
-
-
-@cache
-def _ladder(fp8: Dtype) -> list[tuple[Fraction, int]]:
-    """(magnitude, code) of every finite code without a sign, by hand from the format."""
-    mantissa, bias, last = (3, 7, 0x7E) if fp8 is Dtype.E4M3 else (2, 15, 0x7B)
-    out = []
-    for code in range(last + 1):
-        exponent, fraction = code >> mantissa, code & ((1 << mantissa) - 1)
-        significand = Fraction(fraction, 1 << mantissa) + (1 if exponent else 0)
-        out.append((significand * Fraction(2) ** (max(exponent, 1) - bias), code))
-    return out
-
-
-def _code(value: float, fp8: Dtype) -> int:
-    if np.isnan(value):
-        return _NAN_CODE
-    sign = 0x80 if np.signbit(value) else 0
-    largest, code = _ladder(fp8)[-1]
-    if np.isinf(value) or abs(Fraction(value)) >= largest:
-        return sign | code
-    magnitude = abs(Fraction(value))
-    # The nearest; of two equally near ones, the even.
-    return sign | min(_ladder(fp8), key=lambda one: (abs(one[0] - magnitude), one[1] & 1))[1]

@@ -62,11 +62,9 @@ class WriteText(Operation):
             known = 0 <= token < slots.slot.size
             return f"token {token} -> slot {slots.slot[token]}" if known else None
         if (cells := self._cache(plan, buffer)) is not None:
-            page, slot, byte = _cell_at(plan, cells, offset_bytes)
+            page, slot, _ = cells.place(plan.arguments, offset_bytes)
             tokens = slots.token[(slots.page == page) & (slots.offset == slot)].tolist()
-            ends = cells.run_offsets(plan.arguments) + cells.run_bytes
-            inside = bool((((ends - cells.run_bytes) <= byte) & (byte < ends)).any())
-            if not tokens or not inside:
+            if not tokens or cells.element(plan.arguments, offset_bytes) is None:
                 return "no token is stored there"
         else:
             tokens = self._tokens_of_row(plan, slots, buffer, offset_bytes)
@@ -127,17 +125,15 @@ class WriteText(Operation):
         self, plan: Plan, cells: Cells, offset_bytes: int, found: Bytes
     ) -> Origin | None:
         """Compares with the same bytes of what every token stores; None if it could be chance."""
-        _, _, byte = _cell_at(plan, cells, offset_bytes)
-        begins = cells.run_offsets(plan.arguments)
-        run = np.flatnonzero((begins <= byte) & (byte < begins + cells.run_bytes))
-        if not run.size:
+        element = cells.element(plan.arguments, offset_bytes)
+        if element is None:
             return None
+        part, run, at = element
         slots = self.slots(plan)
-        at = byte - int(begins[run[0]])
-        stored = self.encode(plan, slots.token)[cells.name][:, int(run[0]), at : at + found.size]
-        part = found[: stored.shape[1]]
-        same = np.flatnonzero((stored[:, : part.size] == part).all(axis=1))
-        if not same.size or slots.token.size > 256**part.size // 20:
+        stored = self.encode(plan, slots.token)[part.name][:, run, at : at + found.size]
+        seen = found[: stored.shape[1]]
+        same = np.flatnonzero((stored[:, : seen.size] == seen).all(axis=1))
+        if not same.size or slots.token.size > 256**seen.size // 20:
             return None
         return Origin(OriginKind.ENTRY, f"what token {slots.token[same[0]]} stores")
 
@@ -160,7 +156,7 @@ class WriteText(Operation):
                 parts.append(f"{rows.rows}={a[rows.rows]}")
         for cells in self.caches(a):
             inner = cells.run_bytes
-            for name, count in [*reversed(cells.dimensions[2:]), cells.dimensions[1]]:
+            for name, count in [*reversed(cells.dimensions[2:]), *cells.dimensions[1:2]]:
                 dense[name], inner = inner, inner * max(count, 1)
             dense[cells.dimensions[0][0]] = inner
         strides = self._counted_strides(a)
@@ -180,28 +176,11 @@ def dtype_text(code: int) -> str:
     return known.get(code, f"dtype {code}")
 
 
-def _cell_at(plan: Plan, cells: Cells, offset_bytes: int) -> tuple[int, int, int]:
-    """(page, slot in it, byte from the slot's beginning); outside the cache the nearest page.
-
-    Strides nest: from the largest stride to the smallest, each divides what is left. Those inside
-    a slot may be larger than the slot's.
-    """
-    strides = cells.strides(plan.arguments)
-    index = [0] * len(strides)
-    rest = offset_bytes
-    for nth in sorted(range(len(strides)), key=lambda nth: -strides[nth]):
-        count = cells.dimensions[nth][1]
-        if strides[nth] and count > 1:
-            index[nth] = min(max(rest // strides[nth], 0), count - 1)
-            rest -= index[nth] * strides[nth]
-    inside = sum(i * s for i, s in zip(index[2:], strides[2:], strict=True))
-    return index[0], index[1], inside + rest
-
-
 def _cell_place(plan: Plan, cells: Cells, offset_bytes: int) -> str:
-    page, slot, byte = _cell_at(plan, cells, offset_bytes)
     if offset_bytes < 0:
         return "in front of page 0"
-    if offset_bytes >= cells.required_bytes(plan.arguments):
-        return f"past its {cells.required_bytes(plan.arguments)} bytes"
-    return f"page {page} slot {slot}, byte {byte}"
+    required_bytes = cells.required_bytes(plan.arguments)
+    if offset_bytes >= required_bytes:
+        return f"past its {required_bytes} bytes"
+    page, slot, what = cells.place(plan.arguments, offset_bytes)
+    return f"page {page}{'' if slot is None else f' slot {slot}'}, {what}"

@@ -15,7 +15,8 @@ Decisions where contracts.md is open, for all writers:
 * With num_tokens == 0 a launch reads nothing; num_pages == 0 only makes every slot out of range.
 * counts is absent when its pointer is null and its extent 0; dtype and rank are then not examined.
 * Where several tokens name one slot and one would store the same bytes as any other of them, the
-  cell is must-write; elsewhere each element is one of theirs, and never what was there before.
+  cell is must-write; elsewhere each element is one of theirs, and never what was there before. If
+  the cell has parts, this holds for each part.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy.typing as npt
 
 from pagefuzz.oracles import contents, index_values
 from pagefuzz.oracles.case import Case, CaseError
-from pagefuzz.oracles.cells import PADDING_SLOT, Cells, Rows, Slots
+from pagefuzz.oracles.cells import PADDING_SLOT, Cells, Part, Rows, Slots
 from pagefuzz.oracles.expectation import (
     Contested,
     Counts,
@@ -76,6 +77,9 @@ class WriteOperation(WriteText):
         "token whose slot does not exist",
     )
 
+    #: Inputs that a case may hold values for.
+    payload_values: ClassVar[frozenset[str]] = frozenset()
+
     #: Argument -> (refusal reason, legal range); strides are not among them.
     ranges: ClassVar[Mapping[str, tuple[str, range]]] = MappingProxyType(
         {
@@ -118,12 +122,13 @@ class WriteOperation(WriteText):
         """
 
     @abstractmethod
-    def computed_dtype(self, plan: Plan) -> Dtype | None:
+    def computed_dtype(self, plan: Plan, part: Part) -> Dtype | None:
         """Of elements that are computed, so that a NaN may be any; None if all are copied."""
 
     @abstractmethod
     def encode(self, plan: Plan, token: Int64s) -> Mapping[str, Bytes]:
-        """What tokens store in every cache: uint8 [tokens, runs of a slot, run_bytes]."""
+        """What tokens store in every part of every cache: uint8 [tokens, runs of a slot,
+        run_bytes]."""
 
     @abstractmethod
     def encode_by_loop(self, plan: Plan, token: int) -> Mapping[str, list[bytes]]:
@@ -165,7 +170,7 @@ class WriteOperation(WriteText):
     def _plan(self, case: Case) -> Plan:
         payload = {buffer.name for buffer in self.buffers if buffer.role is not Role.INDEX}
         for name in case.values:
-            if name in payload - {"counts"}:
+            if name in payload - {"counts"} - self.payload_values:
                 raise CaseError(f"{name} holds payload; values may name indices, scales and counts")
         if "slot_mapping" not in case.values:
             raise CaseError(f"values of {self.name} needs 'slot_mapping'; it is not optional")
@@ -271,12 +276,6 @@ class WriteOperation(WriteText):
         token = np.flatnonzero((slot >= 0) & (slot < plan.arguments["num_pages"] * size))
         return Slots(slot, token, slot[token] // size, slot[token] % size)
 
-    def cell_offsets(self, plan: Plan, cells: Cells, slots: Slots) -> Int64s:
-        """int64 [written tokens, runs of a slot]: where each run goes."""
-        page_stride, slot_stride, *_ = cells.strides(plan.arguments)
-        begin = slots.page * page_stride + slots.offset * slot_stride
-        return begin[:, None] + cells.run_offsets(plan.arguments)
-
     def input_bytes(self, plan: Plan, name: str, offsets: Int64s, size_bytes: int) -> Bytes:
         """uint8 [n, size_bytes]: what an input holds at each of `offsets`, readable ones."""
         buffer = plan.buffers[name]
@@ -306,22 +305,25 @@ class WriteOperation(WriteText):
         first = np.full(claims.size, slots.token.size, dtype=np.int64)
         np.minimum.at(first, claimant, np.arange(slots.token.size))
         for cells in self.caches(a):
-            offsets, values = self.cell_offsets(plan, cells, slots), stored[cells.name]
-            same = (values == values[first[claimant]]).all(axis=(1, 2))
-            agreed = np.ones(claims.size, dtype=np.bool_)
-            np.logical_and.at(agreed, claimant, same)
-            exact = first[agreed]
-            torn = np.flatnonzero(~agreed[claimant])
-            contested = None
-            if torn.size:
-                contested = self._contested(plan, cells, *_sorted_runs(offsets[torn], values[torn]))
-            expected[cells.name] = self._exact(
-                plan, *_sorted_runs(offsets[exact], values[exact]), contested
-            )
-            footprints[cells.name] = Footprint(
-                must_write=IntervalSet.of_runs(offsets[exact].ravel(), cells.run_bytes),
-                may_write=IntervalSet.of_runs(offsets[torn].ravel(), cells.run_bytes),
-            )
+            must, may = IntervalSet(), IntervalSet()
+            for part in cells.parts:
+                offsets = cells.begins(a, part, slots.page, slots.offset)
+                values = stored[part.name]
+                same = (values == values[first[claimant]]).all(axis=(1, 2))
+                agreed = np.ones(claims.size, dtype=np.bool_)
+                np.logical_and.at(agreed, claimant, same)
+                exact = first[agreed]
+                torn = np.flatnonzero(~agreed[claimant])
+                contested = None
+                if torn.size:
+                    runs = _sorted_runs(offsets[torn], values[torn])
+                    contested = self._contested(plan, part, *runs)
+                expected[part.name] = self._exact(
+                    plan, cells, part, *_sorted_runs(offsets[exact], values[exact]), contested
+                )
+                must = must.union(IntervalSet.of_runs(offsets[exact].ravel(), part.run_bytes))
+                may = may.union(IntervalSet.of_runs(offsets[torn].ravel(), part.run_bytes))
+            footprints[cells.name] = Footprint(must_write=must, may_write=may)
         self._lend(plan, footprints)
         return Expectation(
             case_class=CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT,
@@ -335,17 +337,24 @@ class WriteOperation(WriteText):
             },
         )
 
-    def _contested(self, plan: Plan, cells: Cells, offsets: Int64s, values: Bytes) -> Contested:
-        computed = self.computed_dtype(plan)
+    def _contested(self, plan: Plan, part: Part, offsets: Int64s, values: Bytes) -> Contested:
+        computed = self.computed_dtype(plan, part)
         nans = FreeNans.of(values, computed) if computed else None
-        return Contested(offsets, values, cells.element_bytes, old_allowed=False, free_nans=nans)
+        return Contested(offsets, values, part.element_bytes, old_allowed=False, free_nans=nans)
 
     def _exact(
-        self, plan: Plan, offsets: Int64s, values: Bytes, contested: Contested | None
+        self,
+        plan: Plan,
+        cells: Cells,
+        part: Part,
+        offsets: Int64s,
+        values: Bytes,
+        contested: Contested | None,
     ) -> Expected:
-        computed = self.computed_dtype(plan)
+        computed = self.computed_dtype(plan, part)
         nans = FreeNans.of(values, computed) if computed else None
-        return Expected(offsets, values, contested, nans)
+        buffer = "" if part.name == cells.name else cells.name
+        return Expected(offsets, values, contested, nans, buffer)
 
     def _read_footprints(self, plan: Plan, token: Int64s) -> dict[str, Footprint]:
         """Everything but the caches, of a launch that has tokens."""
@@ -391,37 +400,52 @@ class WriteOperation(WriteText):
 
         Raises `CaseError` if the cache is above 256 MiB.
         """
-        import torch  # seconds, that a campaign need not wait for
-
         a = plan.arguments
         if self.refusals(plan):
             return {}
         (cells,) = (cells for cells in self.caches(a) if cells.name == name)
-        needed = cells.required_bytes(a)
+        shape = [count for _, count in cells.dimensions] + [cells.run_bytes]
+        where = self.addresses_by_torch(plan, cells).as_strided(shape, (*cells.strides(a), 1))
+        return self.scattered_to(plan, cells, where, stored)
+
+    def addresses_by_torch(self, plan: Plan, cells: Cells) -> torch.Tensor:
+        """int64 [required bytes] 0, 1, 2, ...: views of it are addresses. Raises `CaseError` if the
+        cache is above 256 MiB."""
+        import torch  # seconds, that a campaign need not wait for
+
+        needed = cells.required_bytes(plan.arguments)
         if needed > 2**28:
             raise CaseError(f"the torch reference needs {needed} bytes; it makes at most 2^28")
-        shape = [count for _, count in cells.dimensions] + [cells.run_bytes]
-        strides = (*cells.strides(a), 1)
-        cache = torch.zeros(needed, dtype=torch.uint8).as_strided(shape, strides)
-        where = torch.arange(needed).as_strided(shape, strides)
+        return torch.arange(needed)
+
+    def scattered_to(
+        self, plan: Plan, cells: Cells, where: torch.Tensor, stored: Callable[[int], torch.Tensor]
+    ) -> dict[int, bytes]:
+        """The same of one part of a cell, by the addresses of its bytes.
+
+        where   int64 [num_pages, page_size_tokens, ..., run_bytes]
+        stored  what a token stores there, uint8
+        """
+        import torch
+
+        a = plan.arguments
+        cache = torch.zeros(cells.required_bytes(a), dtype=torch.uint8)
         slots = torch.from_numpy(self.slots(plan).slot.copy())
         pages = slots.div(a["page_size_tokens"], rounding_mode="floor")
         inside = (slots >= 0) & (pages < a["num_pages"])
         torn: set[int] = set()
         last: dict[int, torch.Tensor] = {}
         for token in inside.nonzero().view(-1).tolist():
-            slot, values = int(slots[token]), stored(token).reshape(shape[2:])
+            slot, values = int(slots[token]), stored(token).reshape(where.shape[2:])
             if slot in last and not torch.equal(last[slot], values):
                 torn.add(slot)
             last[slot] = values
-            cache[slot // a["page_size_tokens"], slot % a["page_size_tokens"]] = values
+            cache[where[slot // a["page_size_tokens"], slot % a["page_size_tokens"]]] = values
         out: dict[int, bytes] = {}
         for slot in sorted(set(last) - torn):
-            cell = divmod(slot, a["page_size_tokens"])
-            runs = cache[cell].reshape(-1, cells.run_bytes)
-            begins = where[cell].reshape(-1, cells.run_bytes)[:, 0]
-            for at, run in zip(begins.tolist(), runs, strict=True):
-                out[at] = run.numpy().tobytes()
+            runs = where[divmod(slot, a["page_size_tokens"])].reshape(-1, where.shape[-1])
+            for run in runs:
+                out[int(run[0])] = cache[run].numpy().tobytes()
         return dict(sorted(out.items()))
 
     # ---- the contract as a loop ------------------------------------------------------------------
@@ -436,7 +460,9 @@ class WriteOperation(WriteText):
         size, hostile = a["page_size_tokens"], False
         padding = skipped = 0
         written: list[int] = []
-        claims: dict[str, dict[int, list[list[bytes]]]] = {c.name: {} for c in self.caches(a)}
+        claims: dict[str, dict[int, list[list[bytes]]]] = {
+            part.name: {} for cells in self.caches(a) for part in cells.parts
+        }
         for token, slot in enumerate(slots):
             if slot == -1:
                 padding += 1
@@ -452,26 +478,27 @@ class WriteOperation(WriteText):
             footprints = self._read_footprints(plan, np.array(written, dtype=np.int64))
         expected = {}
         for cells in self.caches(a):
-            page_stride, slot_stride, *inner = cells.strides(a)
-            starts = [0]
-            for (_, count), stride in zip(cells.dimensions[2:], inner, strict=True):
-                starts = [at + i * stride for at in starts for i in range(count)]
-            must: list[tuple[int, bytes]] = []
-            torn: list[tuple[int, bytes]] = []
-            for slot, several in claims[cells.name].items():
-                begin = slot // size * page_stride + slot % size * slot_stride
-                agreed = all(runs == several[0] for runs in several)
-                for runs in several[:1] if agreed else several:
-                    where = must if agreed else torn
-                    where += [(begin + at, run) for at, run in zip(starts, runs, strict=True)]
-            contested = None
-            if torn:
-                contested = self._contested(plan, cells, *_listed(torn, cells.run_bytes))
-            expected[cells.name] = self._exact(plan, *_listed(must, cells.run_bytes), contested)
-            footprints[cells.name] = Footprint(
-                must_write=IntervalSet.of_runs([at for at, _ in must], cells.run_bytes),
-                may_write=IntervalSet.of_runs([at for at, _ in torn], cells.run_bytes),
-            )
+            written_runs, torn_runs = IntervalSet(), IntervalSet()
+            for part in cells.parts:
+                must: list[tuple[int, bytes]] = []
+                torn: list[tuple[int, bytes]] = []
+                for slot, several in claims[part.name].items():
+                    starts = self.begins_by_loop(a, cells, part, slot // size, slot % size)
+                    agreed = all(runs == several[0] for runs in several)
+                    for runs in several[:1] if agreed else several:
+                        where = must if agreed else torn
+                        where += zip(starts, runs, strict=True)
+                contested = None
+                if torn:
+                    contested = self._contested(plan, part, *_listed(torn, part.run_bytes))
+                expected[part.name] = self._exact(
+                    plan, cells, part, *_listed(must, part.run_bytes), contested
+                )
+                for at, run in must:
+                    written_runs = written_runs.union(IntervalSet([at], [at + len(run)]))
+                for at, run in torn:
+                    torn_runs = torn_runs.union(IntervalSet([at], [at + len(run)]))
+            footprints[cells.name] = Footprint(must_write=written_runs, may_write=torn_runs)
         self._lend(plan, footprints)
         return Expectation(
             case_class=CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT,
@@ -479,6 +506,16 @@ class WriteOperation(WriteText):
             expected=expected,
             counts=Counts(padding, skipped),
         )
+
+    def begins_by_loop(
+        self, sizes: Mapping[str, int], cells: Cells, part: Part, page: int, slot: int
+    ) -> list[int]:
+        """Where the runs of a part begin, in the order of `encode_by_loop`."""
+        page_stride, slot_stride, *inner = cells.strides(sizes)
+        starts = [page * page_stride + slot * slot_stride + part.begin_bytes]
+        for (_, count), stride in zip(cells.dimensions[2:], inner, strict=True):
+            starts = [at + i * stride for at in starts for i in range(count)]
+        return starts
 
 
 def _sorted_runs(

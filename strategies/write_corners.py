@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Dtype, Plan
@@ -55,7 +56,9 @@ class Written:
             return np.empty(0, np.int64)
         return np.concatenate(
             [
-                self.operation.cell_offsets(self.plan, cells, self.slots).min(axis=1, initial=2**62)
+                cells.begins(self.sizes, cells.parts[0], self.slots.page, self.slots.offset).min(
+                    axis=1, initial=2**62
+                )
                 for cells in self.operation.caches(self.sizes)
             ]
         )
@@ -181,6 +184,57 @@ _CODES: Mapping[str, _Predicate] = {
 }
 
 
+def _stored(w: Written, part: int) -> npt.NDArray[np.uint8]:
+    """Runs of a part of the first cache that must be written."""
+    if w.refused or not w.token.size:
+        return np.empty((0, 4), np.uint8)
+    name = w.operation.caches(w.sizes)[0].parts[part].name
+    return w.expectation.expected[name].values
+
+
+def _code(*wanted: int) -> _Predicate:
+    return lambda w: bool(np.isin(_stored(w, 0), wanted).any())
+
+
+def _scale(holds: Callable[[npt.NDArray[np.float32]], bool]) -> _Predicate:
+    """Of the scale words, [n, groups], where there is one."""
+
+    def predicate(w: Written) -> bool:
+        words = np.ascontiguousarray(_stored(w, 1)).view(np.float32)
+        return bool(words.size) and holds(words)
+
+    return predicate
+
+
+def _is_power_of_two(words: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.isfinite(words) & (np.frexp(words)[0] == 0.5)
+    return found
+
+
+_GROUPS: Mapping[str, _Predicate] = {
+    "scales: plain": lambda w: w.token.size > 0 and w.sizes["scale_kind"] == 0,
+    "scales: powers of two": lambda w: w.token.size > 0 and w.sizes["scale_kind"] == 1,
+    "scales: plain, a power of two": lambda w: (
+        w.sizes["scale_kind"] == 0 and _scale(lambda s: bool(_is_power_of_two(s).any()))(w)
+    ),
+    "scales: plain, none": lambda w: (
+        w.sizes["scale_kind"] == 0 and _scale(lambda s: not _is_power_of_two(s).all())(w)
+    ),
+    "scales: infinite": _scale(lambda s: bool(np.isinf(s).any())),
+    "scales: the floor": _scale(lambda s: bool((s <= np.float32(2.0**-13)).any())),
+    "scales: huge": _scale(lambda s: bool(((s > 1e30) & np.isfinite(s)).any())),
+    "scales: several of a token": _scale(lambda s: bool((s != s[:, :1]).any())),
+    "scales: far apart in a token": _scale(
+        lambda s: bool((s.max(axis=1) > np.float32(64) * s.min(axis=1)).any())
+    ),
+    "codes: the maximum": _code(0x7E),
+    "codes: the lowest": _code(0xFE),
+    "codes: NaN": _code(0x7F),
+    "codes: -0": _code(0x80),
+    "codes: subnormal": _code(1, 2, 0x81, 0x82),
+}
+
+
 def _refusal(reason: str) -> _Predicate:
     return lambda w: any(refusal.reason == reason for refusal in w.expectation.refusals)
 
@@ -271,6 +325,83 @@ _HEADS: Mapping[str, _Predicate] = {
 
 def _refusals(*more: str) -> dict[str, _Predicate]:
     return {f"refused: {reason}": _refusal(reason) for reason in (*_REASONS, *more)}
+
+
+def _without(predicates: Mapping[str, _Predicate], *names: str) -> dict[str, _Predicate]:
+    return {name: one for name, one in predicates.items() if name not in names}
+
+
+#: Refusals of writers with a scale that is given.
+_SCALED_REASONS = ("kv_dtype", "input_dtype", "null_scale")
+
+
+def _group_refusals(*more: str) -> dict[str, _Predicate]:
+    reasons = [reason for reason in _REASONS if reason not in _SCALED_REASONS]
+    return {f"refused: {reason}": _refusal(reason) for reason in (*reasons, "scale_kind", *more)}
+
+
+def _other_width(w: Written) -> bool:
+    """A record whose code and rope parts are no multiple of one tile."""
+    return w.token.size > 0 and 2 * w.sizes["k_pe_elements"] % 128 > 0
+
+
+def ds_mla_corners() -> Corners:
+    """Corners of concat_and_cache_ds_mla. A record is too large for 2^31 slots of them."""
+    records: Mapping[str, _Predicate] = {
+        "record: 656 bytes": lambda w: (
+            w.token.size > 0 and (w.sizes["kv_c_elements"], w.sizes["k_pe_elements"]) == (512, 64)
+        ),
+        "record: no multiple of 4": lambda w: (
+            w.token.size > 0 and w.sizes["k_pe_elements"] % 2 == 1
+        ),
+        "record: rope part of another width": _other_width,
+        "cache: slots first": lambda w: (
+            w.token.size > 1
+            and min(w.sizes["num_pages"], w.sizes["page_size_tokens"]) > 1
+            and w.sizes["page_stride_bytes"] < w.sizes["slot_stride_bytes"]
+        ),
+    }
+    slots = _without(_SLOTS, "slots: beyond int32")
+    return _corners({**slots, **_GROUPS, **records, **_group_refusals()})
+
+
+def indexer_write_corners() -> Corners:
+    """Corners of indexer_k_quant_and_cache."""
+    pages: Mapping[str, _Predicate] = {
+        "layout: flat": lambda w: w.token.size > 0 and w.sizes["page_layout"] == 0,
+        "layout: tiled16": lambda w: w.token.size > 0 and w.sizes["page_layout"] == 1,
+        "layout: tiled16, several tiles": lambda w: (
+            w.sizes["page_layout"] == 1 and bool((w.slot[w.token] > 16).any())
+        ),
+        "cache: padded pages": lambda w: (
+            w.token.size > 0
+            and w.sizes["num_pages"] > 1
+            and w.sizes["page_stride_bytes"] > w.operation.caches(w.sizes)[0].run_bytes
+        ),
+        "group: one value": lambda w: w.token.size > 0 and w.sizes["quant_block"] == 1,
+        "group: the whole key": lambda w: (
+            w.token.size > 0 and w.sizes["quant_block"] == w.sizes["head_dim"]
+        ),
+        "group: no power of two": lambda w: (
+            w.token.size > 0 and w.sizes["quant_block"] & (w.sizes["quant_block"] - 1) > 0
+        ),
+        "boundary: scales past, keys below 2^31 or 2^32": _scales_past,
+    }
+    refused = _group_refusals("head_dim", "quant_block", "page_layout")
+    slots = _without(_SLOTS, "inputs: of different lengths")
+    return _corners({**slots, **_GROUPS, **pages, **_without(refused, "refused: elements")})
+
+
+def _scales_past(w: Written) -> bool:
+    """A token whose keys begin below a boundary and whose scales lie past it."""
+    if w.slots is None or not w.token.size:
+        return False
+    (cells,) = w.operation.caches(w.sizes)
+    keys, scales = (
+        cells.begins(w.sizes, part, w.slots.page, w.slots.offset).min(axis=1)
+        for part in cells.parts
+    )
+    return any(bool(((keys < limit) & (limit <= scales)).any()) for limit in LIMITS)
 
 
 def mla_corners() -> Corners:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -37,6 +38,8 @@ QUANTITIES = {
     "input row": 18,  # token * row stride of the inputs
     "slot index": 10,  # num_pages = 2^31 - 1: slots beyond int32
 }
+
+_NOTHING_INSTEAD: Mapping[str, str] = MappingProxyType({})
 
 _BYTES = 2**18  # of a page, and of all tokens together
 _MOST_SCATTERED = 24  # tokens that lie megabytes apart each cost a page of real memory
@@ -74,6 +77,9 @@ class WriteChoices:
     counters: tuple[int, int] | None
     seed: int
     crossing: Crossing | None
+
+    def with_tokens(self, num_tokens: int) -> WriteChoices:
+        return replace(self, mapping=replace(self.mapping, num_tokens=num_tokens))
 
 
 @st.composite
@@ -123,15 +129,23 @@ class Write:
         element_bytes: int,
         input_bytes: int,
         input_element_bytes: int,
+        page_multiple_tokens: int = 1,
+        instead: Mapping[str, str] = _NOTHING_INSTEAD,
     ) -> None:
-        """entry_bytes of a slot and input_bytes of a token's rows, of elements of that size."""
+        """entry_bytes of a slot and input_bytes of a token's rows, of elements of that size.
+
+        page_multiple_tokens  what page sizes are multiples of
+        instead               a quantity that the operation does not have -> the one in its place
+        """
         self.choices, self.entry_bytes, self.unit = choices, entry_bytes, element_bytes
-        self.input_unit = input_element_bytes
+        self.input_unit, self.page_multiple = input_element_bytes, page_multiple_tokens
         self.quantity, self._limit = "", limit_bytes
         mapping = choices.mapping
         tokens = min(mapping.num_tokens, max(1, _BYTES // max(entry_bytes, input_bytes)))
         crossing = choices.crossing
         if crossing is not None:
+            quantity = instead.get(crossing.quantity, crossing.quantity)
+            crossing = replace(crossing, quantity=quantity)
             unit = self.input_unit if crossing.quantity == "input row" else element_bytes
             # Two inputs reach it together.
             room = _room(limit_bytes) // (2 if crossing.quantity == "input row" else 1)
@@ -140,7 +154,9 @@ class Write:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
                 tokens = min(max(tokens, 2), _MOST_SCATTERED)
                 mapping = replace(mapping, tail=0, hole_every=0)
-        self.page_size_tokens = min(choices.page_size_tokens, max(1, _BYTES // entry_bytes))
+        self.page_size_tokens = self._page_size(
+            min(choices.page_size_tokens, max(1, _BYTES // entry_bytes))
+        )
         self.mapping = replace(mapping, num_tokens=tokens)
         self._fit_pages()
         at_end = self.quantity in ("page", "packed page", "page stride", "slot stride")
@@ -149,6 +165,9 @@ class Write:
         )
         self.num_tokens = tokens
         self.input_rows = tokens + choices.spare_rows
+
+    def _page_size(self, tokens: int) -> int:
+        return rounded_up(tokens, self.page_multiple)
 
     def _fit_pages(self) -> None:
         choices, size, entry, unit = (
@@ -179,11 +198,11 @@ class Write:
             pages, slot_stride = last + 1, entry
             page_stride = self.stride_at_boundary(last, unit, further=False)
         elif self.quantity == "slot stride":
-            self.page_size_tokens = size = max(2, size)
+            self.page_size_tokens = size = self._page_size(max(2, size))
             pages, page_stride = 1 + self.crossing.extra, entry
             slot_stride = self.stride_at_boundary(size - 1, unit)
         elif self.quantity == "slot index":
-            self.page_size_tokens = size = min(size, 4)
+            self.page_size_tokens = size = self._page_size(min(size, 4))
             room = _room(self._limit)
             pages = min(INT32_MAX - self.crossing.extra // 2, room // (size * entry))
             page_stride, slot_stride = size * entry, entry
@@ -207,6 +226,25 @@ class Write:
         if padding == -1:
             return max(row_bytes - self.input_unit, 0)
         return row_bytes + padding * self.input_unit
+
+
+#: Stands in strides that nobody may look at.
+STRIDE_JUNK = (-1, 0, 3, -(2**31), 2**63 - 1, -(2**63), 2**32)
+
+
+def with_ignored_strides(case: Case, strides: Mapping[str, tuple[str, int]], junk: int) -> Case:
+    """The case with nonsense in strides of dimensions of size <= 1. strides: as of a `Surface`."""
+    ignored = [name for name, (size, _) in strides.items() if case.sizes[size] <= 1]
+    return case.with_sizes(
+        **{n: STRIDE_JUNK[(junk + at) % len(STRIDE_JUNK)] for at, n in enumerate(ignored)}
+    )
+
+
+def with_nulls(case: Case, required: Mapping[str, int]) -> Case:
+    """The case with a null pointer for every buffer of no bytes."""
+    empty = [name for name, needed in required.items() if needed == 0]
+    kept = {name: place for name, place in case.placements.items() if name not in empty}
+    return replace(case, placements=kept, overrides={f"{name}.data": 0 for name in empty})
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -98,14 +98,19 @@ __host__ __device__ __forceinline__ uint8_t encode_fp8(float value) {
   return static_cast<uint8_t>(sign | code);
 }
 
+/// value / divisor as IEEE says, subnormals included.
+__host__ __device__ __forceinline__ float divided(float value, float divisor) {
+#ifdef __CUDA_ARCH__
+  return __fdiv_rn(value, divisor);  // whatever the flags say of `/`
+#else
+  return value / divisor;
+#endif
+}
+
 /// What a writer stores: value / scale by an IEEE division, then one rounding.
 template <class Format>
 __host__ __device__ __forceinline__ uint8_t quantised_fp8(float value, float scale) {
-#ifdef __CUDA_ARCH__
-  return encode_fp8<Format>(__fdiv_rn(value, scale));  // whatever the flags say of `/`
-#else
-  return encode_fp8<Format>(value / scale);
-#endif
+  return encode_fp8<Format>(divided(value, scale));
 }
 
 /// fp32 -> fp16; overflows to infinity.

@@ -43,3 +43,10 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
 inline void __syncwarp(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   pf::host::wait_at({pf::host::Barrier::kWarp, file, line});
 }
+
+// ---- exchanges within a warp ------------------------------------------------------------------------
+
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, const char* file = __builtin_FILE(),
+                                  int line = __builtin_LINE()) {
+  return pf::host::warp_max(mask, value, {pf::host::Barrier::kWarp, file, line});
+}

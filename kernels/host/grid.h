@@ -68,6 +68,30 @@ class Grid {
     leave(thread.stack, false);
   }
 
+  /// The largest value that a thread of the warp brings. On a thread's stack. Values of one exchange stay
+  /// until the next but one, which no thread begins before all have left the first.
+  unsigned warp_max(unsigned mask, unsigned value, const Barrier& barrier) {
+    const unsigned first = running_ / kWarpSize * kWarpSize;
+    const unsigned end = first + kWarpSize < thread_count_ ? first + kWarpSize : thread_count_;
+    if (mask != ~0u || end - first != kWarpSize) {
+      if (status_ == PF_OK) {
+        status_ = PF_BARRIER_FAULT;
+        say(message_, "a warp of {} threads exchanges by mask {} at {}:{}; only whole warps are emulated",
+            end - first, mask, base_name(barrier.file), barrier.line);
+      }
+      return value;
+    }
+    Thread& thread = threads_[running_];
+    const unsigned turn = thread.exchanges++ % 2;
+    thread.exchanged[turn] = value;
+    wait(barrier);
+    unsigned largest = 0;
+    for (unsigned lane = first; lane < end; ++lane) {
+      if (threads_[lane].exchanged[turn] > largest) largest = threads_[lane].exchanged[turn];
+    }
+    return largest;
+  }
+
   /// A runner, on its stack.
   void take_threads() {
     entered();
@@ -91,6 +115,8 @@ class Grid {
     Stack* stack;  // null unless it waits
     Barrier barrier;
     bool ended;
+    unsigned exchanges;
+    unsigned exchanged[2];
   };
 
   void call(unsigned thread) {
@@ -216,6 +242,10 @@ inline void Grid::start(Stack* stack) {
 }
 
 inline void wait_at(const Barrier& barrier) { active_grid->wait(barrier); }
+
+inline unsigned warp_max(unsigned mask, unsigned value, const Barrier& barrier) {
+  return active_grid->warp_max(mask, value, barrier);
+}
 
 inline void misaligned(const char* kind, int size_bytes, int buffer, int64_t offset_bytes, const char* file,
                        int line) {

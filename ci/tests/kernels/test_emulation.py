@@ -80,6 +80,25 @@ __global__ void warp_divergent(int32_t*) {
   }
 }
 
+// Each warp its own number of exchanges, two in a row without a barrier between.
+__global__ void warp_largest(int32_t* out) {
+  const unsigned lane = threadIdx.x % 32;
+  unsigned largest = 0;
+  for (unsigned round = 0; round <= threadIdx.x / 32; ++round) {
+    const unsigned mine = (lane * 7 + 5 * round) % 32 + 100 * round;
+    largest = __reduce_max_sync(~0u, mine) * 1000 + __reduce_max_sync(~0u, 31 - lane + round);
+  }
+  out[threadIdx.x] = static_cast<int32_t>(largest);
+}
+
+__global__ void warp_largest_of_some(int32_t*) {
+  __reduce_max_sync(0xFFFFu, threadIdx.x);  // here: mask
+}
+
+__global__ void warp_largest_diverges(int32_t*) {
+  if (threadIdx.x % 32 != 9) __reduce_max_sync(~0u, threadIdx.x);  // here: left out
+}
+
 __global__ void shared_keeps(int32_t* out) {
   __shared__ int32_t kept;
   out[blockIdx.x] = kept;
@@ -95,8 +114,10 @@ dim3 size(const int64_t* s) {
 
 PF_EXPORT int pf_run(int what, const int64_t* grid, const int64_t* block, int64_t shared,
                      int opt_in, int32_t* out, pf_message* message) {
-  void (*const kernels[])(int32_t*) = {trace,    reverse_twice, race,           divergent,
-                                       one_ends, warp_rounds,   warp_divergent, shared_keeps};
+  void (*const kernels[])(int32_t*) = {
+      trace,        reverse_twice,  race,         divergent,    one_ends,
+      warp_rounds,  warp_divergent, shared_keeps, warp_largest, warp_largest_of_some,
+      warp_largest_diverges};
   position = 0;
   const pf::LaunchShape shape = {size(grid), size(block), shared, opt_in != 0};
   return pf::launch(kernels[what], shape, nullptr, message, out);
@@ -104,6 +125,7 @@ PF_EXPORT int pf_run(int what, const int64_t* grid, const int64_t* block, int64_
 """
 
 TRACE, REVERSE, RACE, DIVERGENT, ONE_ENDS, WARP_ROUNDS, WARP_DIVERGENT, SHARED_KEEPS = range(8)
+WARP_LARGEST, WARP_LARGEST_OF_SOME, WARP_LARGEST_DIVERGES = range(8, 11)
 FORWARD, BACKWARD, SHUFFLED, INTERLEAVED = range(4)
 
 
@@ -261,6 +283,38 @@ def test_a_warp_split_over_two_kinds_of_barrier_is_a_fault(machine):
         "divergent barrier: in block (0,0,0) thread (0,0,0) waits at "
         f"emulated.cu:{line_of('warp')}, thread (7,0,0) waits at emulated.cu:{line_of('block')}"
     )
+
+
+def test_a_warp_finds_its_largest_value(machine):
+    """Every lane gets it, in any order of threads, one exchange after another."""
+    for order in range(4):
+        machine.order(order, 5)
+        out = np.zeros(128, np.int32)
+        assert machine.run(WARP_LARGEST, (2, 1, 1), (32, 4, 1), out=out[:32]) == OK
+        assert machine.run(WARP_LARGEST, (1, 1, 1), (128, 1, 1), out=out) == OK, machine.message
+        rounds = np.arange(128) // 32
+        assert out.tolist() == ((31 + 100 * rounds) * 1000 + 31 + rounds).tolist()
+
+
+@pytest.mark.parametrize(
+    ("block", "kernel", "message"),
+    [
+        (32, WARP_LARGEST_OF_SOME, "a warp of 32 threads exchanges by mask 65535"),
+        (48, WARP_LARGEST, "a warp of 16 threads exchanges by mask 4294967295"),
+    ],
+)
+def test_parts_of_a_warp_do_not_exchange(machine, block, kernel, message):
+    """What is not emulated is a fault with the line, not a wrong value."""
+    out = np.zeros(48, np.int32)
+    assert machine.run(kernel, (1, 1, 1), (block, 1, 1), out=out) == BARRIER_FAULT
+    assert message in machine.message
+    assert "emulated.cu:" in machine.message
+
+
+def test_a_lane_that_stays_away_from_an_exchange_is_a_fault(machine):
+    """As at a barrier."""
+    assert machine.run(WARP_LARGEST_DIVERGES, (1, 1, 1), (32, 1, 1)) == BARRIER_FAULT
+    assert f"waits at emulated.cu:{line_of('left out')}" in machine.message
 
 
 def test_shared_memory_keeps_what_the_previous_cta_left(machine):

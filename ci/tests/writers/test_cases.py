@@ -16,7 +16,8 @@ from pagefuzz.oracles.registry import operation, operations
 from pagefuzz.oracles.verdict import CaseClass, Outcome
 from pagefuzz.oracles.writes import WriteOperation
 from pagefuzz.strategies.refusals import lies_by_reason
-from pagefuzz.strategies.registry import corners_for
+from pagefuzz.strategies.registry import corners_for, reported_for
+from pagefuzz.strategies.reported import examples_for
 
 WRITERS = [name for name, one in operations().items() if isinstance(one, WriteOperation)]
 COUNT = 1500
@@ -101,10 +102,11 @@ def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
         for case, _, _ in drawn(name, 200, hostile=False, refused=False)
         if plain(case) and case.sizes["num_tokens"] in range(1, 20)
     ]
-    copied = [case for case in sound if case.sizes["kv_dtype"] == 0][:2]
-    scaled = [case for case in sound if case.sizes["kv_dtype"] != 0][:2]
+    kind = "kv_dtype" if "kv_dtype" in sound[0].sizes else "scale_kind"
+    chosen = [case for case in sound if case.sizes[kind] == 0][:2]
+    chosen += [case for case in sound if case.sizes[kind] != 0][:2]
     with Checker(name, "bundled:token") as checker:
-        for case in copied + scaled:
+        for case in chosen:
             verdict = checker.check(case)
             assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
             for lies in lies_by_reason(strategy(name).surface(case)).values():
@@ -112,6 +114,18 @@ def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
                     verdict = checker.check(lie.told(case))
                     assert verdict.outcome is Outcome.CLEAN, (lie, verdict.failures)
                     assert verdict.checked["refusal"] > 0
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reported_cases_are_right_here(name: str) -> None:
+    """What others got wrong; each case says in its docstring which report it restates."""
+    for label, case in reported_for(name).items():
+        assert (case.__doc__ or "").startswith(f"Report {label.split('-')[0]}"), label
+    with Checker(name, "bundled:token") as checker:
+        for label, reported in examples_for(name).items():
+            verdict = checker.check(reported)
+            assert verdict.case_class is CaseClass.IN_CONTRACT
+            assert verdict.outcome is Outcome.CLEAN, (label, verdict.failures)
 
 
 @pytest.mark.parametrize("build", ["checked", "release"])

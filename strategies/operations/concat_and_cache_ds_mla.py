@@ -1,0 +1,315 @@
+"""Cases of (e) concat_and_cache_ds_mla."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hypothesis import event
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
+from pagefuzz.oracles.case import Case, Values
+from pagefuzz.oracles.layout import Dtype
+from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.corners import Corners
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.strides import rounded_up
+from pagefuzz.strategies.write_corners import ds_mla_corners
+from pagefuzz.strategies.writes import (
+    Write,
+    index_arguments,
+    reach,
+    row_lies,
+    with_ignored_strides,
+    with_nulls,
+    write_choices,
+)
+
+OPERATION = "concat_and_cache_ds_mla"
+
+#: Weight of each class.
+CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
+
+#: Legal but unusual -> weight.
+ODDITIES = {
+    "none": 82,
+    "ignored strides": 13,  # strides of dimensions of size <= 1 hold nonsense
+    "null where empty": 5,  # a null pointer for every buffer of no bytes
+}
+
+GROUP = 128
+_INPUT, _UNIT = 2, 4
+#: 2^31 slots of the smallest record are more memory than a case may have.
+_INSTEAD = {"slot index": "page"}
+
+_ODDITIES = weighted(ODDITIES)
+_JUNK = st.sampled_from(range(17))
+_GROUPS = skewed((40, (1,)), (25, (2, 3)), (35, (4, 4, 4, 5, 8)))
+_ROPE = skewed((50, range(1, 7)), (50, (8, 16, 16, 24, 63, 64, 64, 64, 65, 128)))
+_SCALE_KINDS = weighted({0: 50, 1: 49})
+_ALIGNMENTS = {"kv_c": 2, "k_pe": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
+_CLASSES = {
+    (hostile, refused): weighted(
+        {
+            name: weight
+            for name, weight in CLASSES.items()
+            if (hostile or name != "hostile") and (refused or name != "refused")
+        }
+    )
+    for hostile in (False, True)
+    for refused in (False, True)
+}
+
+
+def cases(
+    *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> SearchStrategy[Case]:
+    """Cases of concat_and_cache_ds_mla: three in five in contract (a quarter of them at overflow
+    scale), one in four hostile, the others refused; about 23 draws each.
+
+    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
+    limit_bytes       bound on the memory of all buffers of a case together
+
+    Shrinks towards one token of 128 latent values and one rope value, plain scales, in a pool of
+    one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    """
+    if limit_bytes < LEAST_LIMIT_BYTES:
+        raise InvalidArgument(
+            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
+        )
+    return _cases(_CLASSES[hostile, refused], limit_bytes)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
+    case_class = draw(classes)
+    event(f"class: {case_class}")
+    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    latent, rope, scale_kind = GROUP * draw(_GROUPS), draw(_ROPE), draw(_SCALE_KINDS)
+    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
+    junk = draw(_JUNK) if oddity != "none" else 0
+    write = Write(
+        choices,
+        limit_bytes,
+        entry_bytes=rounded_up(_record(latent, rope), _UNIT),
+        element_bytes=_UNIT,
+        input_bytes=(latent + rope) * _INPUT,
+        input_element_bytes=_INPUT,
+        instead=_INSTEAD,
+    )
+    values = {"slot_mapping": Values.literal(*write.slots)}
+    if choices.counters is not None:
+        values["counts"] = Values.literal(*choices.counters)
+    placed = draw(placements(_ALIGNMENTS, "cache"))
+    present = ("kv_c", "k_pe", "cache", *values)
+    rows = write.input_rows
+    case = Case(
+        operation=OPERATION,
+        sizes={
+            "num_tokens": write.num_tokens,
+            "kv_c_rows": rows,
+            "k_pe_rows": max(write.num_tokens, rows - rows % 2),
+            "kv_c_row_stride_bytes": write.row_stride_bytes(latent * _INPUT),
+            "k_pe_row_stride_bytes": write.row_stride_bytes(rope * _INPUT),
+            "kv_c_elements": latent,
+            "k_pe_elements": rope,
+            "page_size_tokens": write.page_size_tokens,
+            "num_pages": write.num_pages,
+            "page_stride_bytes": write.page_stride_bytes,
+            "slot_stride_bytes": write.slot_stride_bytes,
+            "scale_kind": scale_kind,
+        },
+        values=values,
+        placements={name: place for name, place in placed.items() if name in present},
+        seed=choices.seed,
+    )
+    if oddity != "none":
+        event(f"oddity: {oddity}")
+    if oddity == "ignored strides":
+        case = with_ignored_strides(case, STRIDES, junk)
+    elif oddity == "null where empty":
+        case = with_nulls(case, required_bytes(case))
+    return draw(lies(surface(case))) if case_class == "refused" else case
+
+
+def _record(latent: int, rope: int) -> int:
+    """Bytes of a record: codes, scales, raw values."""
+    return latent + latent // GROUP * 4 + rope * _INPUT
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+#: Stride -> (size that must exceed 1 for it to count, alignment in bytes).
+STRIDES: Mapping[str, tuple[str, int]] = {
+    "kv_c_row_stride_bytes": ("kv_c_rows", _INPUT),
+    "k_pe_row_stride_bytes": ("k_pe_rows", _INPUT),
+    "page_stride_bytes": ("num_pages", _UNIT),
+    "slot_stride_bytes": ("page_size_tokens", _UNIT),
+}
+
+
+def required_bytes(case: Case) -> dict[str, int]:
+    """What every buffer needs; absent ones 0."""
+    sizes = case.sizes
+    reached, tokens = reach(case, STRIDES), sizes["num_tokens"]
+    needed = {}
+    for name in ("kv_c", "k_pe"):
+        stride = sizes[f"{name}_row_stride_bytes"] if sizes[f"{name}_rows"] > 1 else 0
+        row = sizes[f"{name}_elements"] * _INPUT
+        needed[name] = (tokens - 1) * stride + row if tokens else 0
+    pool = reached["page_stride_bytes"] + reached["slot_stride_bytes"]
+    pool += _record(sizes["kv_c_elements"], sizes["k_pe_elements"])
+    return {
+        **needed,
+        "slot_mapping": 8 * tokens,
+        "cache": pool if sizes["num_pages"] else 0,
+        "counts": 16 if "counts" in case.values else 0,
+    }
+
+
+def surface(case: Case) -> Surface:
+    """What launchers of this operation must see through, for a sound case."""
+    sizes, needed = case.sizes, required_bytes(case)
+    index = index_arguments(case)
+    record = rounded_up(_record(sizes["kv_c_elements"], sizes["k_pe_elements"]), _UNIT)
+    bf16 = int(Dtype.BF16)
+    arguments = {
+        "kv_c": Argument(bf16, 2, needed["kv_c"], _INPUT),
+        "k_pe": Argument(bf16, 2, needed["k_pe"], _INPUT),
+        "slot_mapping": index["slot_mapping"],
+        "cache": Argument(int(Dtype.U8), 3, needed["cache"], _UNIT),
+        "counts": index["counts"],
+    }
+    own = {
+        "scale_kind": [Lie("scale_kind", {"scale_kind": value}) for value in (2, -1, 2**32)],
+        "elements": [
+            *(Lie("elements", {"kv_c_elements": value}) for value in (0, -GROUP, 2**31)),
+            Lie("elements", {"kv_c_elements": sizes["kv_c_elements"] + GROUP // 2}),
+            *(Lie("elements", {"k_pe_elements": value}) for value in (0, -1, 2**31)),
+        ],
+        "input_rows": row_lies(case, "kv_c_rows", "k_pe_rows"),
+        "not_nested": [
+            Lie("not_nested", {name: stride, size: max(sizes[size], 2)})
+            for name, size in (
+                ("slot_stride_bytes", "page_size_tokens"),
+                ("page_stride_bytes", "num_pages"),
+            )
+            for stride in (record - _UNIT, 0)
+        ],
+    }
+    return Surface(
+        case=case,
+        arguments=arguments,
+        destinations=("cache",),
+        strides=STRIDES,
+        extents={
+            "kv_c_row_stride_bytes": ("num_tokens", "kv_c_rows"),
+            "k_pe_row_stride_bytes": ("num_tokens", "k_pe_rows"),
+            "page_stride_bytes": ("num_pages",),
+            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
+        },
+        counts=("num_tokens", "num_pages"),
+        own=own,
+    )
+
+
+# ---- reported cases ------------------------------------------------------------------------------
+
+
+def _reported(
+    slots: tuple[int, ...],
+    *,
+    latent: int = 512,
+    rope: int = 64,
+    spare_rows: int = 0,
+    scale_kind: int = 0,
+    page_size_tokens: int = 64,
+    num_pages: int = 2,
+    kv_c: tuple[int, ...] = (),
+) -> Case:
+    tokens, record = len(slots), rounded_up(_record(latent, rope), _UNIT)
+    values = {"slot_mapping": Values.literal(*slots), "counts": Values.literal(0, 0)}
+    if kv_c:
+        values["kv_c"] = Values.literal(*kv_c)
+    return Case(
+        OPERATION,
+        {
+            "num_tokens": tokens,
+            "kv_c_rows": tokens + spare_rows,
+            "k_pe_rows": tokens + spare_rows,
+            "kv_c_row_stride_bytes": latent * _INPUT,
+            "k_pe_row_stride_bytes": rope * _INPUT,
+            "kv_c_elements": latent,
+            "k_pe_elements": rope,
+            "page_size_tokens": page_size_tokens,
+            "num_pages": num_pages,
+            "page_stride_bytes": page_size_tokens * record,
+            "slot_stride_bytes": record,
+            "scale_kind": scale_kind,
+        },
+        values,
+    )
+
+
+def _slot_wraps(slot: int) -> Case:
+    return _reported((slot, 5), page_size_tokens=64, num_pages=slot // 64 + 1)
+
+
+def _slot_good() -> Case:
+    """Report 13: slot times 656 bytes is below 2^31."""
+    return _slot_wraps(2**31 // 656)
+
+
+def _slot_bad() -> Case:
+    """Report 13: the first slot whose record begins past 2^31."""
+    return _slot_wraps(2**31 // 656 + 1)
+
+
+def _padded_tail() -> Case:
+    """Report 15: the tail of -1 is no slot of page 0, and nothing lies below the cache."""
+    return _reported((3, 4, 5, -1, -1, -1))
+
+
+def _longer_inputs() -> Case:
+    """Report 16: inputs of a padded graph have more rows than slot_mapping has tokens."""
+    return _reported((9, 2, 77), spare_rows=13)
+
+
+#: bf16 bits of 336, and a row of it.
+_ROW_336 = (0x43A8, *(0x4120,) * 127)
+
+
+def _amax_336() -> Case:
+    """Report 26: an amax of 336 gives the scale 0.75, exactly representable but no power of two."""
+    return _reported((0, 65), kv_c=_ROW_336)
+
+
+def _amax_336_pow2() -> Case:
+    """Report 26: under the other contract the scale is 1."""
+    return _reported((0, 65), kv_c=_ROW_336, scale_kind=1)
+
+
+def _width_528() -> Case:
+    """Report 27: 512 latent and 16 rope values, whose tile of 128 would span both parts."""
+    return _reported((0, 65, 127), rope=16)
+
+
+#: Cases of public reports by number and name.
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    "13-slot-good": _slot_good,
+    "13-slot-bad": _slot_bad,
+    "15-padded-tail": _padded_tail,
+    "16-longer-inputs": _longer_inputs,
+    "26-amax-336": _amax_336,
+    "26-amax-336-pow2": _amax_336_pow2,
+    "27-width-528": _width_528,
+}
+
+
+# ---- corners -------------------------------------------------------------------------------------
+
+#: Name -> whether a case is in that corner.
+CORNERS: Corners = ds_mla_corners()
