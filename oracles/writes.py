@@ -43,6 +43,7 @@ from pagefuzz.oracles.expectation import (
 from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import BufferRole, Bytes, Dtype, Image, Plan, Role
+from pagefuzz.oracles.operation import Operation
 from pagefuzz.oracles.planning import MAX_PAYLOAD_BYTES, check_memory, planned_buffers
 from pagefuzz.oracles.refusals import (
     Found,
@@ -71,6 +72,7 @@ COUNT = range(2**31)
 class WriteOperation(WriteText):
     """An operation that stores tokens in the slots that slot_mapping names."""
 
+    relations: ClassVar[frozenset[str]] = Operation.relations | {"renaming"}
     counted = (
         "token of the padding slot -1",
         "token whose slot does not exist",
@@ -276,6 +278,14 @@ class WriteOperation(WriteText):
         page_stride, slot_stride, *_ = cells.strides(plan.arguments)
         begin = slots.page * page_stride + slots.offset * slot_stride
         return begin[:, None] + cells.run_offsets(plan.arguments)
+
+    def stored_runs(self, plan: Plan, slots: Slots) -> tuple[tuple[str, Int64s, int], ...]:
+        """Where the written tokens of `slots` go: for each destination, or part of one, its name,
+        int64 [tokens, runs of a slot] and the bytes of a run."""
+        return tuple(
+            (cells.name, self.cell_offsets(plan, cells, slots), cells.run_bytes)
+            for cells in self.caches(plan.arguments)
+        )
 
     def input_bytes(self, plan: Plan, name: str, offsets: Int64s, size_bytes: int) -> Bytes:
         """uint8 [n, size_bytes]: what an input holds at each of `offsets`, readable ones."""
