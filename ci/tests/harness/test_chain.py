@@ -172,6 +172,8 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
         check(replace(case, operation="nothing"))
     with pytest.raises(CaseError, match="unknown 'width'"):
         check(case.with_sizes(width=1))
+    with pytest.raises(CaseError, match="relations names 'shuffling'; cp_gather_cache has reb"):
+        check(replace(case, relations=("shuffling",)))
 
 
 def test_the_journal_of_a_checker_is_gone_after_it(tmp_path: Path) -> None:
