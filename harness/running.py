@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
 from pagefuzz.harness.workers.protocol import Stage
-from pagefuzz.oracles import judging, registry
+from pagefuzz.oracles import judging, registry, relation
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.contents import FILLS
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.layout import Plan, Role
-from pagefuzz.oracles.observation import Launch, Observation
+from pagefuzz.oracles.observation import Launch, Observation, Related
+from pagefuzz.oracles.relation import RelationJudgement
 from pagefuzz.oracles.runs import before_and_after
 from pagefuzz.oracles.verdict import Outcome, Verdict
 
@@ -107,19 +108,24 @@ class Runner:
         return Case.from_json(data)
 
     def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
-        """Launches a case once with each fill, and judges both.
+        """Launches a case once with each fill, once more for each relation that it names and that
+        applies, and judges all of them.
 
         Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
         case for which there is no memory is answered as not run.
         """
+        relations = relation.asked_for(case, self._operation)
         plan = self._operation.plan(case)
         expectation = self._operation.expect(plan)
         try:
-            launches = self._launches(plan, expectation)
+            launches = self._launches(plan, expectation, FILLS)
+            related = tuple(self._related(plan, expectation, relations))
         except (DoesNotFitError, MemoryError) as error:
             reason = str(error) or "the case does not fit into this machine's memory"
             return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=reason))
-        observation = Observation(self._assignment.backend, self._assignment.build, launches)
+        observation = Observation(
+            self._assignment.backend, self._assignment.build, launches, related=related
+        )
         contained = self._assignment.promises_containment
         verdict = judging.judge(
             Run(self._operation, plan, expectation, observation, contained=contained)
@@ -127,11 +133,23 @@ class Runner:
         fixed = fixed_bytes(plan, expectation, launches) if with_fixed_bytes else None
         return Answer(verdict, fixed)
 
-    def _launches(self, plan: Plan, expectation: Expectation) -> tuple[Launch, ...]:
+    def _related(
+        self, plan: Plan, expectation: Expectation, relations: Mapping[str, RelationJudgement]
+    ) -> Iterator[Related]:
+        for name, judgement in relations.items():
+            derived = judgement.related(self._operation, plan, expectation)
+            if derived is not None:
+                fills = (relation.FILL,)
+                (launch,) = self._launches(derived.plan, derived.expectation, fills)
+                yield Related(name, derived, launch)
+
+    def _launches(
+        self, plan: Plan, expectation: Expectation, fills: Sequence[int]
+    ) -> tuple[Launch, ...]:
         subject, arena = self._object, self._arena
         subject.marshal(plan, arena.place(plan, expectation))
         launches = []
-        for fill in FILLS:
+        for fill in fills:
             arena.fill(fill)
             if subject.keeps_record:
                 subject.begin_check(plan, expectation, arena.store)

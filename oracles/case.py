@@ -194,6 +194,8 @@ class Case:
                 `<buffer>.dtype`, `.rank`, `.extent_bytes`, `.data` (0: a null pointer). This is how
                 a refused case lies about a sound layout.
     seed        of the payload bytes
+    relations   names of the relation judgements (`oracles/relation.py`) for which the case is also
+                launched in a form related to this one; whoever runs it knows which there are
     """
 
     operation: str
@@ -202,6 +204,7 @@ class Case:
     placements: Mapping[str, Placement] = field(default_factory=dict)
     overrides: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    relations: tuple[str, ...] = ()
 
     def placement(self, buffer: str) -> Placement:
         return self.placements.get(buffer, _DEFAULT_PLACEMENT)
@@ -222,6 +225,8 @@ class Case:
             out["placements"] = placements
         if self.overrides:
             out["overrides"] = dict(self.overrides)
+        if self.relations:
+            out["relations"] = list(self.relations)
         return out
 
     @classmethod
@@ -235,12 +240,24 @@ class Case:
             )
         _no_more_keys(
             data,
-            ("pagefuzz_case", "operation", "sizes", "values", "placements", "overrides", "seed"),
+            (
+                "pagefuzz_case",
+                "operation",
+                "sizes",
+                "values",
+                "placements",
+                "overrides",
+                "seed",
+                "relations",
+            ),
             "the case",
         )
         operation = data.get("operation")
         if not isinstance(operation, str):
             raise CaseError(f"operation must be the name of an operation, got {operation!r:.60}")
+        relations = data.get("relations", [])
+        if not isinstance(relations, list) or not all(isinstance(n, str) for n in relations):
+            raise CaseError(f"relations must be a list of names, got {relations!r:.60}")
         return cls(
             operation=operation,
             sizes={k: _integer(v, k) for k, v in _mapping(data.get("sizes"), "sizes").items()},
@@ -257,6 +274,7 @@ class Case:
                 for k, v in _mapping(data.get("overrides", {}), "overrides").items()
             },
             seed=_integer(data.get("seed", 0), "seed", range(2**64)),
+            relations=tuple(relations),
         )
 
     def dumps(self) -> str:

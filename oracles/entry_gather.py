@@ -81,6 +81,12 @@ class EntryGather(TracedGather):
         page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
         return page_id * page_stride + slot * slot_stride + byte
 
+    def entry_pieces(
+        self, plan: Plan, page_id: Int64s, slot: Int64s
+    ) -> tuple[tuple[Int64s, int], ...]:
+        entries = self.source_of(plan, "dst", page_id, slot, 0)
+        return ((entries[:, None], self.entry_bytes(plan.arguments)[0]),)
+
     def describe(self, plan: Plan) -> str:
         a = plan.arguments
         entry, row = self.entry_bytes(a)

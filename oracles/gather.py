@@ -78,6 +78,12 @@ _INDEX_BUFFERS: Mapping[str, tuple[Dtype, int]] = MappingProxyType(
 class GatherOperation(Operation):
     """An operation that copies cache entries to destination rows through a block table."""
 
+    relations: ClassVar[frozenset[str]] = Operation.relations | {
+        "renaming",
+        "splitting",
+        "widening",
+    }
+
     #: Argument -> (refusal reason, legal range); strides are not among them.
     ranges: ClassVar[Mapping[str, tuple[str, range]]] = MappingProxyType(
         {
@@ -301,6 +307,39 @@ class GatherOperation(Operation):
             name="block_table",
         )
         return Image.of_elements(element, entries.astype(np.int32))
+
+    # ---- related plans -----------------------------------------------------------------------
+
+    def rearranged(
+        self, plan: Plan, arguments: Mapping[str, int], images: Mapping[str, Image]
+    ) -> Plan | None:
+        """A plan of a case in contract with other arguments and index values; None if its memory
+        would not be laid out. An absent buffer among `images` becomes present."""
+        required = self._required(arguments)
+        if sum(required.values()) > MAX_MEMORY_BYTES:
+            return None
+        types = self._index_buffers()
+        buffers = {}
+        for name, buffer in plan.buffers.items():
+            image = images.get(name)
+            if image is not None and is_absent(buffer):
+                dtype, rank = types[name]
+                buffer = replace(buffer, is_null=False, dtype=int(dtype), rank=rank)
+            if not is_absent(buffer):
+                more = required[name] - buffer.required_bytes
+                buffer = replace(
+                    buffer,
+                    required_bytes=required[name],
+                    extent_bytes=buffer.extent_bytes + more,
+                    image=buffer.image if image is None else image,
+                )
+            buffers[name] = buffer
+        return Plan(plan.case, arguments, buffers)
+
+    def split_images(self, plan: Plan, request: int, row: int) -> Mapping[str, Image]:
+        """Index buffers beside table, starts and seq_starts that are others once `request` is two
+        requests, the second of which begins at `row`."""
+        return {}
 
     # ---- refusals ----------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def judge(run: Run) -> Verdict:
         return Verdict(
             Outcome.NOT_RUN, expectation.case_class, not_run="no launch of the case was observed"
         )
-    for launch in observation.launches:
+    for launch in (*observation.launches, *(one.launch for one in observation.related)):
         _check_record(launch, observation.build_flags)
     found: dict[str, Failure] = {}
     checked: dict[str, int] = {}
@@ -50,7 +50,9 @@ def judge(run: Run) -> Verdict:
         case_class=expectation.case_class,
         failures=failures,
         checked=checked,
-        launches=len(observation.launches) + (observation.death is not None),
+        launches=len(observation.launches)
+        + len(observation.related)
+        + (observation.death is not None),
         counters=expectation.counters,
     )
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from pagefuzz.oracles.layout import Bytes
+import numpy as np
+import numpy.typing as npt
+
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Bytes, Plan
 
 
 class Status(IntEnum):
@@ -111,6 +115,44 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """Runs of a destination that a related plan writes elsewhere.
+
+    begins, new_begins  int64 [n], byte offsets from the destination's base in both plans
+    size_bytes          of a run
+    """
+
+    begins: npt.NDArray[np.int64]
+    new_begins: npt.NDArray[np.int64]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class RelatedPlan:
+    """The same payload, seen by a launch in another way that must not change its output.
+
+    expectation  of the plan; only its footprint is used: to place it and to check accesses
+    change       what is different, in a few words: "pages renamed 3->0"
+    moved        by destination, what is written elsewhere, and is then all that is compared of it;
+                 any other destination is the same at every offset
+    """
+
+    plan: Plan
+    expectation: Expectation
+    change: str
+    moved: Mapping[str, tuple[Moved, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Related:
+    """A launch of a related plan, with fill 0. relation: the name of its judgement."""
+
+    relation: str
+    derived: RelatedPlan
+    launch: Launch
+
+
+@dataclass(frozen=True)
 class Death:
     """How a worker ended instead of answering.
 
@@ -124,13 +166,15 @@ class Death:
 
 @dataclass(frozen=True)
 class Observation:
-    """backend is "host" or "cuda"; build the flags of the object: "checked", "release", ..."""
+    """backend is "host" or "cuda"; build the flags of the object: "checked", "release", ...;
+    related the launches that the relations of the case ask for, where they apply."""
 
     backend: str
     build: str
     launches: tuple[Launch, ...] = ()
     death: Death | None = None
     layers: Mapping[str, str] = field(default_factory=dict)
+    related: tuple[Related, ...] = ()
 
     @property
     def build_flags(self) -> frozenset[str]:

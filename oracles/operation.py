@@ -24,6 +24,7 @@ class Operation(ABC):
     sizes      ABI names of every scalar argument, in ABI order (the stream is not one of them)
     buffers    every buffer argument, in ABI order; its position is its id in checked builds
     counted    what each of the counter pair counts, to complete "one count for each ..."
+    relations  names of the relation judgements that have something to relate in its cases
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Operation(ABC):
         "request and logical page with mapped rows that holds the padding id -1",
         "request and logical page with mapped rows that cannot be copied",
     )
+    relations: ClassVar[frozenset[str]] = frozenset({"workspace", "rebasing"})
 
     def plan(self, case: Case) -> Plan:
         """Lays a case out. Raises `CaseError` if the case names other sizes or buffers than the

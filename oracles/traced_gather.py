@@ -43,6 +43,13 @@ class TracedGather(GatherOperation):
     ) -> Int64s:
         """Where in src the byte lies that belongs at `byte` of a row of a destination."""
 
+    @abstractmethod
+    def entry_pieces(
+        self, plan: Plan, page_id: Int64s, slot: Int64s
+    ) -> tuple[tuple[Int64s, int], ...]:
+        """Where in src entries lie: for each kind of piece the byte offsets, int64 [entries,
+        pieces], and the bytes of one piece."""
+
     # ---- texts -----------------------------------------------------------------------------------
 
     def locate(self, plan: Plan, buffer: str, offset_bytes: int) -> str:

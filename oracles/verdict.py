@@ -126,7 +126,22 @@ class Verdict:
 
 
 #: Judgements in the order in which they name a cause when the time of the fault is not known.
-CAUSE_ORDER = ("refusal", "overflow", "bounds", "launch", "death", "untouched", "output", "counts")
+CAUSE_ORDER = (
+    "refusal",
+    "overflow",
+    "bounds",
+    "launch",
+    "death",
+    "untouched",
+    "output",
+    "poison",
+    "renaming",
+    "splitting",
+    "widening",
+    "workspace",
+    "rebasing",
+    "counts",
+)
 
 
 def cause_first(failures: Sequence[Failure]) -> tuple[Failure, ...]:

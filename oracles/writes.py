@@ -44,6 +44,7 @@ from pagefuzz.oracles.expectation import (
 from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import BufferRole, Bytes, Dtype, Image, Plan, Role
+from pagefuzz.oracles.operation import Operation
 from pagefuzz.oracles.planning import MAX_PAYLOAD_BYTES, check_memory, planned_buffers
 from pagefuzz.oracles.refusals import (
     Found,
@@ -72,6 +73,7 @@ COUNT = range(2**31)
 class WriteOperation(WriteText):
     """An operation that stores tokens in the slots that slot_mapping names."""
 
+    relations: ClassVar[frozenset[str]] = Operation.relations | {"renaming"}
     counted = (
         "token of the padding slot -1",
         "token whose slot does not exist",
@@ -275,6 +277,19 @@ class WriteOperation(WriteText):
         size = plan.arguments["page_size_tokens"]
         token = np.flatnonzero((slot >= 0) & (slot < plan.arguments["num_pages"] * size))
         return Slots(slot, token, slot[token] // size, slot[token] % size)
+
+    def stored_runs(self, plan: Plan, slots: Slots) -> tuple[tuple[str, Int64s, int], ...]:
+        """Where the written tokens of `slots` go: for each part of a destination the destination's
+        name, int64 [tokens, runs of a slot] and the bytes of a run."""
+        return tuple(
+            (
+                cells.name,
+                cells.begins(plan.arguments, part, slots.page, slots.offset),
+                part.run_bytes,
+            )
+            for cells in self.caches(plan.arguments)
+            for part in cells.parts
+        )
 
     def input_bytes(self, plan: Plan, name: str, offsets: Int64s, size_bytes: int) -> Bytes:
         """uint8 [n, size_bytes]: what an input holds at each of `offsets`, readable ones."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 
+from hypothesis import event
+from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from pagefuzz.oracles import registry as oracles
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.registry import UnknownNameError
+from pagefuzz.oracles.relation import relations_of
 from pagefuzz.strategies import operations as operations_package
+from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.refusals import lies_by_reason
@@ -40,18 +46,36 @@ def cases_for(
     refused: bool,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> SearchStrategy[Case]:
-    """Cases of an operation.
+    """Cases of an operation, half of them with one of the relations that it has.
 
     hostile, refused  whether cases of that class may be drawn; without both, all are in contract
     limit_bytes       bound on the memory of all buffers of a case together
 
-    Shrinks as the operation's `cases` says. Raises `UnknownNameError` for an operation without
-    strategies, `InvalidArgument` for a limit below 64 MiB.
+    Shrinks as the operation's `cases` says, and to no relation. Raises `UnknownNameError` for an
+    operation without strategies, `InvalidArgument` for a limit below 64 MiB.
     """
     strategy: SearchStrategy[Case] = _module(operation).cases(
         hostile=hostile, refused=refused, limit_bytes=limit_bytes
     )
-    return strategy
+    return _with_relation(strategy, _relations(operation))
+
+
+@cache
+def _relations(operation: str) -> SearchStrategy[tuple[str, ...]]:
+    """No relation, or one."""
+    names = sorted(relations_of(oracles.operation(operation)))
+    weights: dict[tuple[str, ...], int] = {(): max(len(names), 1)}
+    return weighted(weights | {(name,): 1 for name in names})
+
+
+@st.composite
+def _with_relation(
+    draw: st.DrawFn, cases: SearchStrategy[Case], relations: SearchStrategy[tuple[str, ...]]
+) -> Case:
+    case, drawn = draw(cases), draw(relations)
+    for name in drawn:
+        event(f"relation: {name}")
+    return replace(case, relations=drawn) if drawn else case
 
 
 def lies_about(case: Case) -> list[Case]:

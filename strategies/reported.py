@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from pagefuzz.oracles import registry as oracles
 from pagefuzz.oracles.case import Case, Values
+from pagefuzz.oracles.relation import relations_of
 from pagefuzz.strategies import registry
 
 _CASES: dict[str, dict[str, Callable[[], Case]]] = {}
@@ -49,6 +51,34 @@ def lies_for(operation: str) -> list[Case]:
         ):
             told = lies
     return told
+
+
+#: Tokens of a reported case above which it is not launched for relations, which small cases show.
+_MOST_RELATED_TOKENS = 1000
+
+
+def _tokens(case: Case) -> int:
+    return case.sizes.get("num_tokens", 0)
+
+
+def related_for(operation: str) -> list[Case]:
+    """For each relation of an operation the smallest reported case that it applies to, so that a
+    short campaign has something to compare. Without those that apply to no reported case."""
+    judged = oracles.operation(operation)
+    cases = sorted(examples_for(operation).values(), key=_tokens)
+    laid = [
+        (case, plan, judged.expect(plan))
+        for case in cases
+        if _tokens(case) <= _MOST_RELATED_TOKENS
+        for plan in [judged.plan(case)]
+    ]
+    found = []
+    for name, relation in relations_of(judged).items():
+        for case, plan, expectation in laid:
+            if relation.related(judged, plan, expectation) is not None:
+                found.append(replace(case, relations=(name,)))
+                break
+    return found
 
 
 def _gather(

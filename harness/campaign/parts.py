@@ -62,18 +62,19 @@ def strategy(job: Job) -> SearchStrategy[Case]:
 
 def reported(job: Job) -> Sequence[Case]:
     """Cases that are run before any is drawn, by the first shard of a unit: the reported ones,
-    hostile ones only where hostile cases are drawn, and every lie about one of them."""
+    hostile ones only where hostile cases are drawn, every lie about one of them, and one of them
+    for each relation."""
     from pagefuzz.oracles import registry
-    from pagefuzz.strategies.reported import examples_for, lies_for
+    from pagefuzz.strategies.reported import examples_for, lies_for, related_for
 
     unit = job.shard.unit
     cases = tuple(examples_for(unit.operation).values())
-    lies = lies_for(unit.operation)
+    more = [*lies_for(unit.operation), *related_for(unit.operation)]
     if unit.hostile:
-        return [*cases, *lies]
+        return [*cases, *more]
     operation = registry.operation(unit.operation)
     classes = [operation.expect(operation.plan(case)).case_class for case in cases]
-    return lies + [
+    return more + [
         case
         for case, case_class in zip(cases, classes, strict=True)
         if case_class is not CaseClass.HOSTILE

@@ -37,7 +37,8 @@ def weight(case: Case) -> Weight:
         numbers += [value for value in placement.to_json().values() if isinstance(value, int)]
         if placement.over is not None:
             numbers += [placement.over[1]]
-    return len(numbers), sum(map(abs, numbers)), case.seed, case.dumps()
+    count = len(numbers) + len(case.relations)
+    return count, sum(map(abs, numbers)), case.seed, case.dumps()
 
 
 def simplify(case: Case, still_fails: Callable[[Case], bool]) -> Case:
@@ -72,7 +73,10 @@ _STEP_BACK = 4
 
 
 def _fewer_parts(case: Case) -> Iterator[Case]:
-    """Without a placement, an override, an edit or an optional buffer; with a plainer recipe."""
+    """Without a relation, a placement, an override, an edit or an optional buffer; with a plainer
+    recipe."""
+    for name in case.relations:
+        yield replace(case, relations=tuple(n for n in case.relations if n != name))
     if case.placements:
         yield replace(case, placements={})
     for name in case.placements:

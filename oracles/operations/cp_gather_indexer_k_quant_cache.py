@@ -455,6 +455,13 @@ class CpGatherIndexerKQuantCache(TracedGather):
         found: Int64s = pieces[:, byte // piece_bytes] + byte % piece_bytes
         return found
 
+    def entry_pieces(
+        self, plan: Plan, page_id: Int64s, slot: Int64s
+    ) -> tuple[tuple[Int64s, int], ...]:
+        pages = _pages(plan.arguments)
+        words = pages.scale_words(page_id, slot)[:, None]
+        return pages.key_pieces(page_id, slot), (words, pages.scales)
+
     def origin(self, plan: Plan, buffer: str, offset_bytes: int, found: Bytes) -> Origin | None:
         if buffer == "dst_k" and plan.arguments["page_layout"] == TILED16:
             # Of the bytes of a row only those of one tile lie side by side in a page.

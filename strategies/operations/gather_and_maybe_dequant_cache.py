@@ -13,8 +13,10 @@ from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.entry_references import EntryReferences
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Dtype, Plan
+from pagefuzz.oracles.registry import operation
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
@@ -377,6 +379,24 @@ def _nan_expected(plan: Plan, expectation: Expectation) -> bool:
     return any(expected.free_nans is not None for expected in expectation.expected.values())
 
 
+def _all_codes(kind: int) -> _Corner:
+    """Every one of the 256 codes is read in one launch."""
+
+    def holds(plan: Plan, expectation: Expectation) -> bool:
+        if plan.arguments["kv_dtype"] != kind or not _writes(expectation):
+            return False
+        found = operation(OPERATION)
+        assert isinstance(found, EntryReferences)
+        rows = found.row_map(plan)
+        pages = found.pages(plan, rows)
+        page_stride, slot_stride, _ = found.effective_strides(plan.arguments)
+        at = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
+        entries = found.entries_at(plan, np.unique(at[pages.valid[rows.page]]))
+        return np.unique(entries).size == 256
+
+    return holds
+
+
 def _past(buffer: str, boundary: int) -> _Corner:
     """The launch touches bytes of the buffer at and past a boundary."""
 
@@ -418,6 +438,11 @@ CORNERS: Corners = MappingProxyType(
             _writes(expectation) and plan.arguments["kv_dtype"] == 0 and "scale" in plan.case.values
         ),
         "scale: absent": _gathers(lambda a: a["kv_dtype"] == 0),
+        **{
+            f"codes: all 256 of {name}": _all_codes(kind)
+            for kind, name in enumerate(KV_DTYPES)
+            if kind
+        },
         "rows: a NaN": _nan_expected,
         "entry: whole 16-byte stores": _elements_per_16_bytes,
         "entry: one element": _gathers(lambda a: a["entry_elements"] == 1),

@@ -1,7 +1,8 @@
 """From a case to a verdict on the host: each planted fault is named by the right judgement.
 
 A planted fault is a twin in `ci/tests/twins/` and, beside it, a case that shows it and the
-judgement that must name it first in each build.
+judgement that must name it first in each build; "also" are others that must see it in a release
+build.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> Non
     verdict = check(case_of(name), twin(name), "host", build)
     assert verdict.outcome is Outcome.FAILED
     assert verdict.failures[0].judgement == planted(name)[build]
+    if build == "release":
+        also = set(planted(name).get("also", ()))
+        assert also <= {failure.judgement for failure in verdict.failures}
 
 
 SOUND = [
@@ -73,7 +77,7 @@ def test_correct_kernels_are_silent_on_the_same_cases(
         for name in (name for name in NAMES if case_of(name).operation == operation):
             verdict = checker.check(case_of(name))
             assert verdict.outcome is Outcome.CLEAN, (name, verdict.failures)
-            assert verdict.launches == 2
+            assert verdict.launches == 2 + len(case_of(name).relations)
         assert checker.deaths == 0
 
 
@@ -82,6 +86,7 @@ def test_every_judgement_has_a_planted_fault() -> None:
     from pagefuzz.oracles.registry import judgements
 
     named = {planted(name)[build] for name in NAMES for build in ("checked", "release")}
+    named |= {also for name in NAMES for also in planted(name).get("also", ())}
     assert named == set(judgements())
 
 
@@ -168,6 +173,8 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
         check(replace(case, operation="nothing"))
     with pytest.raises(CaseError, match="unknown 'width'"):
         check(case.with_sizes(width=1))
+    with pytest.raises(CaseError, match="relations names 'shuffling'; cp_gather_cache has reb"):
+        check(replace(case, relations=("shuffling",)))
 
 
 def test_the_journal_of_a_checker_is_gone_after_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,9 +13,19 @@ from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.layout import Bytes, Plan
-from pagefuzz.oracles.observation import CheckRecord, Chunk, Death, Launch, Observation, Status
+from pagefuzz.oracles.observation import (
+    CheckRecord,
+    Chunk,
+    Death,
+    Launch,
+    Observation,
+    Related,
+    RelatedPlan,
+    Status,
+)
 from pagefuzz.oracles.refusals import is_absent
 from pagefuzz.oracles.registry import operation
+from pagefuzz.oracles.relation import FILL, asked_for
 
 RED_ZONE_BYTES = 64
 
@@ -47,7 +57,8 @@ Change = Callable[[Mapping[str, Memory]], None]
 
 
 class Bench:
-    """One case, launched twice by a kernel that keeps the contract, then changed by the test."""
+    """One case, launched twice by a kernel that keeps the contract, then changed by the test; once
+    more for each relation that it names."""
 
     def __init__(self, case: Case) -> None:
         self.operation = operation(case.operation)
@@ -64,18 +75,45 @@ class Bench:
         death: Death | None = None,
         build: str = "release",
         contained: bool = True,
+        related_change: Change | None = None,
+        related_status: Status = Status.OK,
+        related_record: CheckRecord | None = None,
     ) -> Run:
         refused = bool(self.expectation.refusals)
         status = status if status is not None else Status.REFUSED if refused else Status.OK
         message = message if message is not None else "no" if status is not Status.OK else ""
-        launches = [self._launch(fill, status, message, record, change) for fill in contents.FILLS]
+        own = self.plan, self.expectation
+        launches = [
+            self._launch(*own, fill, status, message, record, change) for fill in contents.FILLS
+        ]
         if death is not None:
             launches = launches[:1]
-        observation = Observation("host", build, tuple(launches), death)
+        related = [
+            Related(name, derived, self._relaunch(derived, related_status, told, related_change))
+            for name, judgement in asked_for(self.plan.case, self.operation).items()
+            if (derived := judgement.related(self.operation, *own)) is not None
+            for told in [related_record or record]
+        ]
+        observation = Observation("host", build, tuple(launches), death, related=tuple(related))
         return Run(self.operation, self.plan, self.expectation, observation, contained)
+
+    def _relaunch(
+        self,
+        derived: RelatedPlan,
+        status: Status,
+        record: CheckRecord | None,
+        change: Change | None,
+    ) -> Launch:
+        """A gather writes what it does anyway, a writer what goes to the cells of the plan."""
+        expectation = derived.expectation
+        if not derived.moved:
+            expectation = replace(expectation, expected=self.expectation.expected)
+        return self._launch(derived.plan, expectation, FILL, status, "", record, change)
 
     def _launch(
         self,
+        plan: Plan,
+        expectation: Expectation,
         fill: int,
         status: Status,
         message: str,
@@ -83,16 +121,16 @@ class Bench:
         change: Change | None,
     ) -> Launch:
         memory = {}
-        for name, buffer in self.plan.buffers.items():
+        for name, buffer in plan.buffers.items():
             if is_absent(buffer) or buffer.placement.over is not None:
                 continue
             begin = -buffer.placement.before_bytes - RED_ZONE_BYTES
             end = buffer.memory_bytes + RED_ZONE_BYTES
-            readable = self.expectation.footprint(name).may_read
-            data = contents.initial_bytes(buffer, readable, self.plan.case.seed, fill, begin, end)
+            readable = expectation.footprint(name).may_read
+            data = contents.initial_bytes(buffer, readable, plan.case.seed, fill, begin, end)
             memory[name] = Memory(begin, data.copy(), data)
         if status is Status.OK:
-            self._apply(memory)
+            self._apply(memory, plan, expectation)
         if change is not None:
             change(memory)
         return Launch(
@@ -104,15 +142,16 @@ class Bench:
             record=record,
         )
 
-    def _apply(self, memory: Mapping[str, Memory]) -> None:
-        for name, expected in self.expectation.expected.items():
+    def _apply(self, memory: Mapping[str, Memory], plan: Plan, expectation: Expectation) -> None:
+        for part, expected in expectation.expected.items():
+            name, begin = plan.base(expected.buffer or part)
             for at, values in zip(expected.offsets.tolist(), expected.values, strict=True):
-                memory[name].put(at, values)
+                memory[name].put(at + begin, values)
             if expected.contested is not None:
                 runs = expected.contested
                 for at, values in zip(runs.offsets.tolist(), runs.values, strict=True):
-                    memory[name].put(at, values)
-        counts = self.expectation.counts
+                    memory[name].put(at + begin, values)
+        counts = expectation.counts
         if counts is not None and "counts" in memory:
             pair = np.frombuffer(memory["counts"].get(0, 16), dtype=np.int64)
             pair = pair + np.array([counts.padding, counts.skipped])

@@ -45,6 +45,7 @@ cases = st.builds(
     st.dictionaries(names, placements, max_size=3),
     st.dictionaries(names, I64, max_size=3),
     st.integers(0, 2**64 - 1),
+    st.lists(names, max_size=2).map(tuple),
 )
 
 
@@ -71,6 +72,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"sizes": {"num_requests": 1.0}}, "num_requests must be an integer, got 1.0"),
     ({"sizes": {"num_requests": 2**63}}, "must lie in -9223372036854775808"),
     ({"seed": -1}, "seed=-1 must lie in 0.."),
+    ({"relations": "renaming"}, "relations must be a list of names, got 'renaming'"),
+    ({"relations": [1]}, "relations must be a list of names, got [1]"),
     ({"extra": 1}, "the case has unknown key 'extra'"),
     ({"values": {"starts": 3}}, "values.starts must be an object"),
     ({"values": {"starts": {"recipe": "random"}}}, "must be one of literal"),

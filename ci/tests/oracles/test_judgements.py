@@ -22,6 +22,7 @@ from pagefuzz.oracles.observation import (
     Status,
 )
 from pagefuzz.oracles.registry import judgements
+from pagefuzz.oracles.relation import relation_judgements
 from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Severity, Verdict, cause_first
 
 Memory = Mapping[str, Any]
@@ -43,9 +44,15 @@ def only(verdict: Verdict) -> Failure:
     return failure
 
 
+def other_byte(held: int) -> bytes:
+    """A byte that is neither `held` nor its complement: the same in both fills of a destination."""
+    return bytes([next(x for x in range(3) if x not in (held, held ^ 0xFF))])
+
+
 def test_clean_run_is_silent_and_counted(base_case: Case, bench: MakeBench) -> None:
     """A kernel that keeps the contract gives a clean verdict that says what was looked at."""
-    verdict = judge(bench(base_case).run(record=record(), build="checked"))
+    case = replace(base_case, relations=tuple(relation_judgements()))
+    verdict = judge(bench(case).run(record=record(), build="checked"))
     assert verdict.outcome is Outcome.CLEAN
     assert verdict.case_class is CaseClass.IN_CONTRACT
     assert set(verdict.checked) == set(judgements())
@@ -54,7 +61,7 @@ def test_clean_run_is_silent_and_counted(base_case: Case, bench: MakeBench) -> N
     assert verdict.checked["bounds"] == 800
     assert verdict.checked["overflow"] == 60
     assert verdict.checked["counts"] == 4
-    assert verdict.launches == 2
+    assert verdict.launches == 2 + len(case.relations)
     assert verdict.counters["mapped_rows"] == 17
     assert Verdict.from_json(verdict.to_json()) == verdict
 
@@ -97,9 +104,10 @@ def test_row_of_forbidden_source_bytes(base_case: Case, bench: MakeBench) -> Non
     def change(after: Memory) -> None:
         after["dst"].put(32, after["src"].get(at, 32))
 
-    failure = only(judge(made.run(change)))
-    assert failure.identity == "output:dst:forbidden bytes"
-    assert "byte 32 of an entry of 32 of src, which no row maps" in failure.details["means"]
+    verdict = judge(made.run(change))
+    assert [f.identity for f in verdict.failures] == ["output:dst:forbidden bytes", "poison:dst"]
+    for failure in verdict.failures:
+        assert "byte 32 of an entry of 32 of src, which no row maps" in failure.details["means"]
 
 
 def test_wrong_bytes(base_case: Case, bench: MakeBench) -> None:
@@ -186,8 +194,7 @@ def test_forbidden_byte_changed(
     """One changed byte anywhere outside the writable ones is found, in its region."""
 
     def change(after: Memory) -> None:
-        byte = after[buffer].get(offset)[0]
-        after[buffer].put(offset, bytes([byte ^ 0xFF]))
+        after[buffer].put(offset, other_byte(after[buffer].get(offset)[0]))
 
     failure = only(judge(bench(base_case).run(change)))
     assert failure.identity == f"untouched:{buffer}:{region}"
@@ -203,8 +210,7 @@ def test_untouched_with_many_gaps(base_case: Case, bench: MakeBench) -> None:
     assert judge(made.run()).clean
 
     def change(after: Memory) -> None:
-        byte = after["dst"].get(16 * 77 + 13)[0]
-        after["dst"].put(16 * 77 + 13, bytes([byte ^ 0xFF]))
+        after["dst"].put(16 * 77 + 13, other_byte(after["dst"].get(16 * 77 + 13)[0]))
 
     assert only(judge(made.run(change))).identity == "untouched:dst:inside"
 
