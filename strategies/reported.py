@@ -34,8 +34,8 @@ def examples_for(operation: str) -> Mapping[str, Case]:
 
 
 def lies_for(operation: str) -> list[Case]:
-    """Every lie about one reported case of an operation: of those with most to lie about, the one of
-    the smallest sizes.
+    """Every lie about one reported case of an operation: of those with most to lie about, the one
+    of the smallest sizes.
 
     A given lie is drawn about once in a thousand cases: too seldom for a launcher that misses it to
     be found in minutes. Empty if nothing was reported.

@@ -27,8 +27,8 @@ from pagefuzz.harness.reporters.summary import SummaryReporter
 from pagefuzz.harness.versions import commit, versions
 from pagefuzz.oracles import registry
 
-#: At most this part of a run that is bound by time goes to minimising one finding, if it is to go on
-#: after that.
+#: At most this part of a run that is bound by time goes to minimising one finding, if it is to go
+#: on after that.
 SHRINK_SHARE = 1 / 6
 
 #: Runners that share one GPU unless --jobs says otherwise: they share its memory, and a case that

@@ -335,7 +335,13 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "30-65535-tokens": lambda: _many(65_535),
     "30-65536-tokens": lambda: _many(65_536),
     "33-heads-first": lambda: _reported(
-        (70, 0, 131), heads=2, head_elements=128, page_size_tokens=64, slot=256, head=16_384, page=32_768
+        (70, 0, 131),
+        heads=2,
+        head_elements=128,
+        page_size_tokens=64,
+        slot=256,
+        head=16_384,
+        page=32_768,
     ),
 }
 

@@ -1,49 +1,29 @@
-"""From a case to a verdict on the host: each planted fault is named by the right judgement.
-
-A planted fault is a twin in `ci/tests/twins/` and, beside it, a case that shows it and the
-judgement that must name it first in each build.
-"""
+"""From a case to a verdict on the host: each planted fault is named by the right judgement."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ci.tests.planted import NAMES, case_of, planted, twin
 
 from pagefuzz import check
 from pagefuzz.harness import subjects
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.oracles.case import Case, CaseError, Placement
+from pagefuzz.oracles.case import CaseError, Placement
 from pagefuzz.oracles.verdict import Outcome
 
-TWINS = Path(__file__).parent.parent / "twins"
-NAMES = sorted(path.stem for path in TWINS.glob("*.toml"))
-
-
-def planted(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((TWINS / f"{name}.json").read_text())
-    return loaded
-
-
-def case_of(name: str) -> Case:
-    return Case.from_json(planted(name)["case"])
-
-
-def twin(name: str) -> str:
-    return f"twin:{TWINS / name}.toml"
-
-
 # Compiling a checked build takes seconds: the fast tests make one where it must say something else
-# than the release build does.
+# than the release build does, and neither of what is slow.
 BUILDS = [
-    pytest.param(name, build, marks=[pytest.mark.slow] if same and build == "checked" else [])
+    pytest.param(name, build, marks=[pytest.mark.slow] if slow else [])
     for name in NAMES
     for build in ("checked", "release")
     for same in [planted(name)["checked"] == planted(name)["release"]]
+    for slow in [planted(name).get("slow") or (same and build == "checked")]
 ]
 
 
