@@ -1,6 +1,6 @@
 """Planted faults: what the tests know of each twin, beside the twin.
 
-A planted fault is a twin, in `ci/tests/twins/` or bundled, and a file NAME.json in `ci/tests/twins/`:
+A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json in the latter:
 
     case      shows the fault
     checked   the judgement that must name it first in a checked build

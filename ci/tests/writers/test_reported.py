@@ -166,6 +166,6 @@ def test_report_30_lies_on_both_sides_of_the_grid():
 def test_report_33_has_heads_first():
     """Head stride 8,192 and token stride 128, in elements."""
     sizes = examples_for(FLASH)["33-heads-first"].sizes
-    for cache in ("key", "value"):
-        strides = [sizes[f"{cache}_{part}_stride_bytes"] // 2 for part in ("head", "slot")]
+    for side in ("key", "value"):
+        strides = [sizes[f"{side}_{part}_stride_bytes"] // 2 for part in ("head", "slot")]
         assert strides == [8192, 128]
