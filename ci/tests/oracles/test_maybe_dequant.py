@@ -255,3 +255,9 @@ def test_a_run_of_several_rows_is_found_by_its_first() -> None:
     wider = dense_case().with_sizes(dst_row_stride_bytes=64)
     in_the_gap = OPERATION.origin(OPERATION.plan(wider), "dst", 64 + 40, found)
     assert in_the_gap is None
+
+
+def test_the_scale_has_a_place() -> None:
+    """A read of it can be reported, given or not."""
+    for case, count in ((dense_case(), 1), (dense_case(0, scale=None), 0)):
+        assert OPERATION.locate(OPERATION.plan(case), "scale", 0) == f"element 0 of {count}"
