@@ -95,12 +95,15 @@ class EntryReferences(EntryGather):
         page_stride, slot_stride, _ = self.effective_strides(plan.arguments)
         entries = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
         entries = np.unique(entries[pages.valid[rows.page]])
+        entry_bytes, row_bytes = self.entry_bytes(plan.arguments)
         _, byte = self._row_at(plan, buffer, offset_bytes)
+        if not 0 <= byte < row_bytes:
+            return None
+        found = found[: row_bytes - byte]  # a long run goes on in other rows
         values = self.converted(plan, self.entries_at(plan, entries))
         same = np.flatnonzero((values[:, byte : byte + found.size] == found).all(axis=1))
         if not same.size or entries.size > 256**found.size // 20:
             return None
-        entry_bytes, row_bytes = self.entry_bytes(plan.arguments)
         copied = entry_bytes == row_bytes
         place = self.locate(plan, "src", int(entries[same[0]]) + (byte if copied else 0))
         if not copied:

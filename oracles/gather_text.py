@@ -40,7 +40,7 @@ def table_claim(rows: RowMap, pages: Pages, element: int) -> int | None:
 def index_place(
     plan: Plan, mapped: tuple[RowMap, Pages] | None, buffer: str, offset_bytes: int
 ) -> str:
-    """The place of a byte of the table, starts, seq_starts or counts.
+    """The place of a byte of the table, starts, seq_starts, counts or a vector of 4-byte elements.
 
     mapped  is None for a case that must be refused
     """
@@ -55,7 +55,7 @@ def index_place(
         "starts": (4, requests + plan.arguments["has_terminal"]),
         "seq_starts": (4, requests),
         "counts": (8, 2),
-    }[buffer]
+    }.get(buffer, (4, plan.buffers[buffer].required_bytes // 4))
     return f"element {offset_bytes // element_bytes} of {count}"
 
 

@@ -142,8 +142,14 @@ def _page_sizes(_: Surface) -> list[Lie]:
     ]
 
 
-def _terminals(_: Surface) -> list[Lie]:
-    return [Lie("has_terminal", {"has_terminal": value}) for value in (2, -1, 2**32)]
+def _terminals(surface: Surface) -> list[Lie]:
+    # Room for two terminal values, so that starts is not too short as well.
+    starts = surface.case.placement("starts")
+    longer = {"starts": replace(starts, slack_bytes=starts.slack_bytes + 4)}
+    return [
+        Lie("has_terminal", {"has_terminal": 2}, longer),
+        *(Lie("has_terminal", {"has_terminal": value}) for value in (-1, 2**32)),
+    ]
 
 
 def _negative_strides(surface: Surface) -> list[Lie]:

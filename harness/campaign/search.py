@@ -34,7 +34,7 @@ from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
 from pagefuzz.harness.campaign.watchdog import Watchdog
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import identity_of
+from pagefuzz.harness.findings import cause, identity_of
 from pagefuzz.harness.profiles import SHARD_CASES
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
@@ -246,7 +246,7 @@ class Search:
             self._keep(case, verdict)
             if self._target is None:
                 self._target = Target.of(verdict)
-                self._begin_shrinking(self._target.identity, HYPOTHESIS_SHARE)
+                self._begin_shrinking(self._target.identity, self._hypothesis_share)
         if self._target is not None and Target.of(verdict) == self._target:
             raise _CaseFailedError(self._target.identity)
 
@@ -370,26 +370,46 @@ class Search:
         self._shrink_ends = time.monotonic() + self._job.options.shrink_s * share
         self._send_progress()
 
+    @property
+    def _hypothesis_share(self) -> float:
+        """Smaller near the end of the run, so that `simplify` has its part of what is left."""
+        if self._job.deadline is None:
+            return HYPOTHESIS_SHARE
+        left_s = max(self._job.deadline - time.monotonic(), 0.0)
+        return HYPOTHESIS_SHARE * min(1.0, left_s / self._job.options.shrink_s)
+
     def _settle(self, identity: str) -> None:
-        """Minimises the best case of `identity`, repeats it, and makes it a finding."""
+        """Minimises the best case of `identity`, repeats it, and makes it a finding.
+
+        If minimising comes across the same failure in a class that says more, it goes on from
+        there; but not to a finding of its own, unless the first one ends the unit.
+        """
         best = self._candidates.get(identity)
         if best is None:  # another runner has claimed it meanwhile
             self._shrink_ends = None
             return
         minimised = True
-        target = Target.of(best.verdict)
+        first = best.verdict
+        target = Target.of(first)
         self._begin_shrinking(identity, 1.0 - HYPOTHESIS_SHARE)
 
         def still_fails(case: Case) -> bool:
+            nonlocal target
             verdict = self._check(case)
             if self._is_new(verdict):
                 self._keep(case, verdict)
+                if _says_more(verdict, target, first):
+                    found = Target.of(verdict)
+                    if found.identity == target.identity or not self._job.options.keep_going:
+                        target = found
+                        self._minimising = found.identity
             return Target.of(verdict) == target
 
         try:
             simplify(best.case, still_fails)
         except _Stop:
             minimised = False
+        identity = target.identity
         best = self._candidates.get(identity)
         if best is None:
             self._shrink_ends = None
@@ -430,6 +450,14 @@ class Search:
         self._progress_sent = time.monotonic()
         if progress != Progress():
             self._emit(progress)
+
+
+def _says_more(verdict: Verdict, target: Target, first: Verdict) -> bool:
+    """Whether it is the failure of `first`, in a class that says more than the target's."""
+    failure, wanted = cause(verdict), cause(first)
+    if failure is None or wanted is None or failure.identity != wanted.identity:
+        return False
+    return CLASS_RANK[verdict.case_class] < CLASS_RANK[target.case_class]
 
 
 def _describe(case: Case, verdict: Verdict) -> str:

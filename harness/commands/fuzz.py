@@ -27,7 +27,8 @@ from pagefuzz.harness.reporters.summary import SummaryReporter
 from pagefuzz.harness.versions import commit, versions
 from pagefuzz.oracles import registry
 
-#: At most this part of a run that is bound by time goes to minimising one finding.
+#: At most this part of a run that is bound by time goes to minimising one finding, if it is to go
+#: on after that.
 SHRINK_SHARE = 1 / 6
 
 #: Runners that share one GPU unless --jobs says otherwise: they share its memory, and a case that
@@ -70,7 +71,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         seed=seed,
         keep_going=options.keep_going,
         shrink_s=profile.shrink_s
-        if time_s is None
+        if time_s is None or not options.keep_going
         else min(profile.shrink_s, time_s * SHRINK_SHARE),
         verbose=profile.verbose,
         statistics=profile.verbose or bool(os.environ.get("PAGEFUZZ_STATISTICS")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hypothesis import event
@@ -165,6 +165,84 @@ def _case(
         placements={name: place for name, place in placed.items() if name in present},
         seed=choices.seed,
     )
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+
+def _reported(
+    slots: tuple[int, ...],
+    *,
+    latent: int = 64,
+    rope: int = 16,
+    scale: float | None = None,
+    num_pages: int = 4,
+    spare_rows: int = 0,
+    **sizes: int,
+) -> Case:
+    """Pages of 4 slots of bf16, or of E4M3 codes with a `scale`; dense where `sizes` says nothing
+    else."""
+    entry = (latent + rope) * (2 if scale is None else 1)
+    rows = len(slots) + spare_rows
+    slot_stride = sizes.get("slot_stride_bytes", entry)
+    scales = {} if scale is None else {"scale": Values.literal(float_bits(scale))}
+    return Case(
+        operation=OPERATION,
+        sizes={
+            "num_tokens": len(slots),
+            "kv_c_rows": rows,
+            "k_pe_rows": rows,
+            "kv_c_row_stride_bytes": 2 * latent,
+            "k_pe_row_stride_bytes": 2 * rope,
+            "kv_c_elements": latent,
+            "k_pe_elements": rope,
+            "page_size_tokens": 4,
+            "num_pages": num_pages,
+            "page_stride_bytes": sizes.get("page_size_tokens", 4) * slot_stride,
+            "slot_stride_bytes": slot_stride,
+            "input_dtype": int(Dtype.BF16),
+            "kv_dtype": 0 if scale is None else 1,
+            **sizes,
+        },
+        values={
+            "slot_mapping": Values.literal(*slots),
+            **scales,
+            "counts": Values.literal(0, 0),
+        },
+    )
+
+
+def _far_slot(slot: int) -> Case:
+    """Entries of 576 codes in pages of 16."""
+    return _reported(
+        (0, slot), latent=512, rope=64, scale=1.0, num_pages=slot // 16 + 1, page_size_tokens=16
+    )
+
+
+def _many(tokens: int) -> Case:
+    """Padding, but for the first and the last token."""
+    case = _reported((3,), latent=4, rope=2)
+    case = case.with_sizes(num_tokens=tokens, kv_c_rows=tokens, k_pe_rows=tokens)
+    slots = Values("constant", {"value": -1}, {0: 3, tokens - 1: 7})
+    return replace(case, values={**case.values, "slot_mapping": slots})
+
+
+#: Inputs of public reports, by the number of the report. 13: the byte offset of the slot passes
+#: 2^31. 15: a padded tail. 16: inputs longer than slot_mapping. 18: one stride that sizes do not
+#: tell. 24: ties, and codes above 256. 25: a scale that is not 1, and values above 448 times it.
+#: 30: more tokens than a grid's y axis has room for.
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    "13-slot-offset-good": lambda: _far_slot(3_728_270),
+    "13-slot-offset-bad": lambda: _far_slot(3_728_271),
+    "15-padded-tail": lambda: _reported((5, 0, -1, -1)),
+    "16-longer-inputs": lambda: _reported((5, 0, 10), spare_rows=5),
+    "18-page-stride": lambda: _reported((5, 0, 10), page_stride_bytes=768),
+    "18-slot-stride": lambda: _reported((5, 0, 10), slot_stride_bytes=192),
+    "24-every-magnitude": lambda: _reported((5, 0, 10, 3, 7), latent=128, rope=32, scale=1.0),
+    "25-scale-one-half": lambda: _reported((5, 0, 10, 3, 7), scale=0.5),
+    "30-65535-tokens": lambda: _many(65_535),
+    "30-65536-tokens": lambda: _many(65_536),
+}
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hypothesis import event
@@ -16,7 +16,7 @@ from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.quantising import input_dtypes, kv_dtypes, scale_vectors
+from pagefuzz.strategies.quantising import float_bits, input_dtypes, kv_dtypes, scale_vectors
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.write_corners import flash_corners
 from pagefuzz.strategies.writes import Write, index_arguments, reach, row_lies, write_choices
@@ -232,6 +232,118 @@ def _interleaved(case: Case, over: int) -> Case:
 def _alignments(unit: int, stored: int) -> dict[str, int]:
     inputs = {"key": unit, "value": unit, "slot_mapping": 8, "k_scale": 4, "v_scale": 4}
     return {**inputs, "key_cache": stored, "value_cache": stored, "counts": 8}
+
+
+# ---- reports -------------------------------------------------------------------------------------
+
+
+def _reported(
+    slots: tuple[int, ...],
+    *,
+    heads: int = 3,
+    head_elements: int = 16,
+    scales: tuple[float, float] | None = None,
+    num_pages: int = 4,
+    page_size_tokens: int = 4,
+    spare_rows: int = 0,
+    **strides: int,
+) -> Case:
+    """Both caches alike: tokens first, of bf16, or of E4M3 codes with `scales` of keys and values;
+    dense where `strides` (page, slot, head: bytes) say nothing else."""
+    run = head_elements * (2 if scales is None else 1)
+    head = strides.get("head", run)
+    slot = strides.get("slot", heads * head)
+    both = _Strides(strides.get("page", page_size_tokens * slot), slot, head)
+    rows, row_bytes = len(slots) + spare_rows, 2 * heads * head_elements
+    values = {"slot_mapping": Values.literal(*slots)}
+    if scales is not None:
+        for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+            values[name] = Values.literal(float_bits(scale))
+    return Case(
+        operation=OPERATION,
+        sizes={
+            "num_tokens": len(slots),
+            "key_rows": rows,
+            "value_rows": rows,
+            "key_row_stride_bytes": row_bytes,
+            "value_row_stride_bytes": row_bytes,
+            "num_heads": heads,
+            "head_elements": head_elements,
+            "scale_count": 1,
+            "page_size_tokens": page_size_tokens,
+            "num_pages": num_pages,
+            **both.sizes("key"),
+            **both.sizes("value"),
+            "input_dtype": int(Dtype.BF16),
+            "kv_dtype": 0 if scales is None else 1,
+        },
+        values={**values, "counts": Values.literal(0, 0)},
+    )
+
+
+def _fp16_pool(page: int) -> Case:
+    """The page's first slot, in pages of 16 tokens of 32 heads of 128 fp16: 65,536 elements."""
+    case = _reported(
+        (page * 16,), heads=32, head_elements=128, page_size_tokens=16, num_pages=page + 1
+    )
+    return case.with_sizes(input_dtype=int(Dtype.F16))
+
+
+def _far_page(page: int) -> Case:
+    """The page's first slot, in pages 2^30 elements of one byte apart."""
+    return _reported((4 * page,), scales=(1.0, 1.0), num_pages=page + 1, page=2**30)
+
+
+def _one_buffer() -> Case:
+    """In each page the values lie behind the keys."""
+    case = _reported((5, 0, 10), page=768)
+    placed = {
+        "key_cache": Placement(after_bytes=384),
+        "value_cache": Placement(over=("key_cache", 384)),
+    }
+    return replace(case, placements=placed)
+
+
+def _many(tokens: int) -> Case:
+    """Padding, but for the first and the last token."""
+    case = _reported((3,), heads=1, head_elements=2)
+    case = case.with_sizes(num_tokens=tokens, key_rows=tokens, value_rows=tokens)
+    slots = Values("constant", {"value": -1}, {0: 3, tokens - 1: 7})
+    return replace(case, values={**case.values, "slot_mapping": slots})
+
+
+#: Inputs of public reports, by the number of the report. 6: the element that a page begins at
+#: passes 2^31. 12: a page stride of 2^30 elements, of which two wrap to a negative number and four
+#: to zero. 15: a padded tail. 16: inputs longer than slot_mapping. 17: keys and values are views of
+#: one buffer. 18: one stride that sizes do not tell. 24: ties, and codes above 256. 25: scales that
+#: are not 1, and values above 448 times them. 30: more tokens than a grid's y axis has room for.
+#: 33: heads lie one after another in a page whose shape says tokens first.
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    "6-fp16-pool-good": lambda: _fp16_pool(32_767),
+    "6-fp16-pool-bad": lambda: _fp16_pool(32_768),
+    "12-page-1-good": lambda: _far_page(1),
+    "12-page-2-bad": lambda: _far_page(2),
+    "12-page-4-bad": lambda: _far_page(4),
+    "15-padded-tail": lambda: _reported((5, 0, -1, -1)),
+    "16-longer-inputs": lambda: _reported((5, 0, 10), spare_rows=5),
+    "17-one-buffer": _one_buffer,
+    "18-page-stride": lambda: _reported((5, 0, 10), page=512),
+    "18-slot-stride": lambda: _reported((5, 0, 10), slot=128),
+    "18-head-stride": lambda: _reported((5, 0, 10), head=48),
+    "24-every-magnitude": lambda: _reported((5, 0, 10, 3, 7), scales=(1.0, 1.0)),
+    "25-scales-differ": lambda: _reported((5, 0, 10, 3, 7), scales=(0.5, 4.0)),
+    "30-65535-tokens": lambda: _many(65_535),
+    "30-65536-tokens": lambda: _many(65_536),
+    "33-heads-first": lambda: _reported(
+        (70, 0, 131),
+        heads=2,
+        head_elements=128,
+        page_size_tokens=64,
+        slot=256,
+        head=16_384,
+        page=32_768,
+    ),
+}
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 import time
+from types import ModuleType
 
 import pytest
 
 from pagefuzz.harness.campaign.engine import Campaign
-from pagefuzz.harness.campaign.journal import read_journal
+from pagefuzz.harness.campaign.journal import Journal, read_journal
+from pagefuzz.harness.campaign.plan import Job, Options, Shard, Unit
+from pagefuzz.harness.campaign.search import Search
 from pagefuzz.harness.findings import load_finding
 
 TWO_FAULTS = {"faults": {"bounds:a": ["a", 100], "output:b": ["b", 77]}}
@@ -95,6 +98,32 @@ def test_without_a_line_of_source_the_class_tells_findings_apart(run_campaign):
     assert len({found.path for u in ran.result.units.values() for found in u.found.values()}) == 2
 
 
+@pytest.mark.parametrize(
+    ("faults", "identity"),
+    [
+        ({"bounds:a": ["a", 100]}, "bounds:a:in contract"),
+        ({"output:c": ["c", 1], "bounds:a": ["a", 100]}, "output:c:hostile"),
+    ],
+)
+def test_one_finding_is_of_the_class_that_says_most(run_campaign, faults, identity):
+    """Where the first finding ends the unit, minimising goes from a hostile case to one in
+    contract that fails in the same way, and not to one that fails in another."""
+    subject = {"faults": faults, "reported": {"a": 1999, "b": 9, "c": 3}, "nowhere": True}
+    ran = run_campaign(subject)
+    assert ran.identities == {identity}
+    assert ran.result.findings[0].minimised
+    assert ran.result.totals.cases == 1
+
+
+def test_minimising_follows_a_finding_into_contract(run_campaign):
+    """A finding with a line of source is the same one in every class: it is minimised in the one
+    that says most, with --keep-going too."""
+    subject = {"faults": {"bounds:a": ["a", 100]}, "reported": {"a": 1999, "b": 9, "c": 3}}
+    (finding,) = run_campaign(subject, keep_going=True, cases=5).result.findings
+    assert str(finding.verdict.case_class) == "in contract"
+    assert finding.case.sizes == {"a": 100, "b": 1, "c": 0}
+
+
 def test_findings_do_not_depend_on_jobs(run_campaign):
     """With the same seed, 1 and 3 runners draw the same cases and find the same."""
     outcomes = []
@@ -165,6 +194,22 @@ def test_a_case_that_stalls_does_not_outlast_the_run(run_campaign, limit):
     assert ran.identities <= {"bounds:a"}
     for finding in ran.result.findings:
         assert finding.case.sizes["a"] == limit
+
+
+def test_near_the_end_both_minimisers_get_their_part(tmp_path):
+    """What is left of the run is shared as the budget would be."""
+    shard = Shard(Unit("fake", "bundled:fake", hostile=True), 0, None)
+    options = Options(backend="host", build="checked", seed=0, shrink_s=20.0)
+    for left_s, share in ((None, 0.6), (100.0, 0.6), (5.0, 0.15), (-1.0, 0.0)):
+        deadline = None if left_s is None else time.monotonic() + left_s
+        search = Search(
+            Job(shard, options, deadline),
+            ModuleType("parts"),
+            NotImplemented,
+            list,
+            Journal(tmp_path / "journal.jsonl"),
+        )
+        assert search._hypothesis_share == pytest.approx(share, abs=0.01)
 
 
 def test_shrinking_has_a_budget(run_campaign):

@@ -37,7 +37,13 @@ def twin(name: str) -> str:
 
 
 @pytest.mark.parametrize("build", ["checked", "release"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if planted(name).get("slow") else [])
+        for name in NAMES
+    ],
+)
 def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> None:
     """As on the host, the first failure describes the cause."""
     verdict = check(case_of(name), twin(name), "cuda", build)

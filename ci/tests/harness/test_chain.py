@@ -1,51 +1,29 @@
-"""From a case to a verdict on the host: each planted fault is named by the right judgement.
-
-A planted fault is a twin in `ci/tests/twins/` and, beside it, a case that shows it and the
-judgement that must name it first in each build; "also" are others that must see it in a release
-build.
-"""
+"""From a case to a verdict on the host: each planted fault is named by the right judgement."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ci.tests.planted import NAMES, case_of, planted, twin
 
 from pagefuzz import check
 from pagefuzz.harness import subjects
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.oracles.case import Case, CaseError, Placement
+from pagefuzz.oracles.case import CaseError, Placement
 from pagefuzz.oracles.verdict import Outcome
 
-TWINS = Path(__file__).parent.parent / "twins"
-NAMES = sorted(path.stem for path in TWINS.glob("*.toml"))
-
-
-def planted(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((TWINS / f"{name}.json").read_text())
-    return loaded
-
-
-def case_of(name: str) -> Case:
-    return Case.from_json(planted(name)["case"])
-
-
-def twin(name: str) -> str:
-    return f"twin:{TWINS / name}.toml"
-
-
 # Compiling a checked build takes seconds: the fast tests make one where it must say something else
-# than the release build does. A planted fault that says `slow` is like another that does not.
+# than the release build does, and neither of what is slow.
 BUILDS = [
-    pytest.param(name, build, marks=[pytest.mark.slow] if late else [])
+    pytest.param(name, build, marks=[pytest.mark.slow] if slow else [])
     for name in NAMES
     for build in ("checked", "release")
     for same in [planted(name)["checked"] == planted(name)["release"]]
-    for late in [planted(name).get("slow", False) or (same and build == "checked")]
+    for slow in [planted(name).get("slow") or (same and build == "checked")]
 ]
 
 
@@ -173,8 +151,6 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
         check(replace(case, operation="nothing"))
     with pytest.raises(CaseError, match="unknown 'width'"):
         check(case.with_sizes(width=1))
-    with pytest.raises(CaseError, match="relations names 'shuffling'; cp_gather_cache has reb"):
-        check(replace(case, relations=("shuffling",)))
 
 
 def test_the_journal_of_a_checker_is_gone_after_it(tmp_path: Path) -> None:

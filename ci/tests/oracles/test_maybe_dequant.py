@@ -241,3 +241,23 @@ def test_description_tells_types_and_scale() -> None:
     text = OPERATION.describe(OPERATION.plan(dense_case(1, F16, scale=bits(0.25))))
     assert "entry 6 B of E4M3 to F16, scale 0.25, dense" in text
     assert " of F32, dense" in OPERATION.describe(OPERATION.plan(dense_case(0, F32, scale=None)))
+
+
+def test_a_run_of_several_rows_is_found_by_its_first() -> None:
+    """Where bytes come from is asked of a row, however far what was found goes on."""
+    plan = OPERATION.plan(dense_case())
+    rows = OPERATION.expect(plan).expected["dst"]
+    found = np.concatenate([rows.values[0], rows.values[1], rows.values[2]])
+    offset = int(rows.offsets[0])
+    origin = OPERATION.origin(plan, "dst", offset, found)
+    assert origin is not None
+    assert origin.text == OPERATION.origin(plan, "dst", offset, rows.values[0]).text
+    wider = dense_case().with_sizes(dst_row_stride_bytes=64)
+    in_the_gap = OPERATION.origin(OPERATION.plan(wider), "dst", 64 + 40, found)
+    assert in_the_gap is None
+
+
+def test_the_scale_has_a_place() -> None:
+    """A read of it can be reported, given or not."""
+    for case, count in ((dense_case(), 1), (dense_case(0, scale=None), 0)):
+        assert OPERATION.locate(OPERATION.plan(case), "scale", 0) == f"element 0 of {count}"

@@ -1,0 +1,60 @@
+"""Planted faults: what the tests know of each twin, beside the twin.
+
+A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json in the latter:
+
+    case      shows the fault
+    checked   the judgement that must name it first in a checked build
+    release   the same in a release build
+    also      optional: others that must see it in a release build
+    fuzz      optional: what a campaign from nothing comes to
+                judgement   instead of the one of the checked build
+                most        of requests, tokens or pairs in the minimised case; 2 if it is not given
+                            (most_requests, most_tokens: the same)
+                fast        true: in the fast tier too
+    reported  optional: names of reported cases on which it fails
+    unshown   optional: names of reported cases on which it does not
+    slow      optional, true: its two builds are compiled in the slow tier only
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.harness.subjects import KERNELS
+from pagefuzz.oracles.case import Case
+
+TWINS = Path(__file__).parent / "twins"
+NAMES = sorted(path.stem for path in TWINS.glob("*.json"))
+
+#: The size that counts what a launch works off, by what an operation has; the first that it has.
+WORK_SIZES = ("num_requests", "num_pairs", "num_tokens")
+
+
+def planted(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((TWINS / f"{name}.json").read_text())
+    return loaded
+
+
+def case_of(name: str) -> Case:
+    return Case.from_json(planted(name)["case"])
+
+
+def twin(name: str) -> str:
+    """As a subject."""
+    path = TWINS / f"{name}.toml"
+    return f"twin:{path if path.exists() else KERNELS / 'twins' / path.name}"
+
+
+def most_work(name: str) -> int:
+    """The most requests, tokens or pairs that its minimised case may have."""
+    fuzz = planted(name).get("fuzz", {})
+    found = [fuzz[key] for key in ("most", "most_requests", "most_tokens") if key in fuzz]
+    return int(found[0]) if found else 2
+
+
+def work_of(case: Case) -> int:
+    """Requests of a gather, pairs of pages, or tokens of a writer."""
+    (first, *_) = (case.sizes[size] for size in WORK_SIZES if size in case.sizes)
+    return first
