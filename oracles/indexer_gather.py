@@ -63,7 +63,7 @@ class IndexerGather(TracedGather):
         "page_layout",
         "has_terminal",
     )
-    buffers = (
+    buffers: ClassVar[tuple[BufferRole, ...]] = (
         BufferRole("src", Role.SOURCE),
         BufferRole("dst_k", Role.DESTINATION),
         BufferRole("dst_scale", Role.DESTINATION),

@@ -110,6 +110,22 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    """What is compiled for one launch, by its compilation key. One of a group of launches between
+    which nothing may be compiled anew.
+
+    varies  argument in which the launches of the group differ; "shape" if in all that follow the
+            batch
+    value   of it in this launch, in words
+    key     parameter of the kernel -> what of it is in the key: "i64", "the value 1"
+    """
+
+    varies: str
+    value: str
+    key: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Death:
     """How a worker ended instead of answering.
 
@@ -123,13 +139,15 @@ class Death:
 
 @dataclass(frozen=True)
 class Observation:
-    """backend is "host" or "cuda"; build the flags of the object: "checked", "release", ..."""
+    """backend is "host" or "cuda"; build the flags of the object: "checked", "release", ...;
+    compilations what is compiled just in time, for which launches, where anything is."""
 
     backend: str
     build: str
     launches: tuple[Launch, ...] = ()
     death: Death | None = None
     layers: Mapping[str, str] = field(default_factory=dict)
+    compilations: tuple[Compilation, ...] = ()
 
     @property
     def build_flags(self) -> frozenset[str]:

@@ -126,7 +126,10 @@ class Verdict:
 
 
 #: Judgements in the order in which they name a cause when the time of the fault is not known.
-CAUSE_ORDER = ("refusal", "overflow", "bounds", "launch", "death", "untouched", "output", "counts")
+CAUSE_ORDER = (
+    *("refusal", "overflow", "bounds", "launch", "death", "untouched", "output", "counts"),
+    "recompile",
+)
 
 
 def cause_first(failures: Sequence[Failure]) -> tuple[Failure, ...]:

@@ -12,7 +12,7 @@ from pagefuzz.harness.check import Checker
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.registry import judgements
 from pagefuzz.oracles.verdict import CaseClass, Outcome
-from pagefuzz.strategies.operations.cp_gather_indexer_k_quant_cache import REASONS, surface
+from pagefuzz.strategies.indexer_gathers import REASONS, surface
 from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import cases_for
 from pagefuzz.strategies.reported import examples_for
