@@ -1,16 +1,13 @@
-"""Makes what a worker loads of a Triton source: a module, and the keys that it is compiled by.
+"""Makes what a worker loads of a Triton source: a module, and a place for its compilation keys.
 
 There is nothing to compile ahead: the host interprets, and Triton compiles for a GPU on the first
-launch. A twin's source, and the keys, lie in the build cache.
+launch. A twin's source, and the keys once they are known, lie in the build cache.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +17,10 @@ from pagefuzz.harness.triton.private import require_triton
 from pagefuzz.oracles import registry
 from pagefuzz.strategies.registry import shapes_for
 
-_KEYS_TIMEOUT_S = 300.0
-
 
 @dataclass(frozen=True)
 class TritonBuild:
-    """path of the module; flags of the object; keys_path of what it compiles, where no GPU says
+    """path of the module; flags of the object; keys_path for what it compiles, where no GPU says
     it; None on a GPU."""
 
     path: Path
@@ -39,7 +34,7 @@ def build_triton(
     """The module of `source`, changed as `twin` says.
 
     Interpreted it may be checked or not; compiled for a GPU it never is. Raises `CannotCheckError`
-    without Triton, for other flags, if the twin does not apply, or if the source does not load.
+    without Triton, for other flags, or if the twin does not apply.
     """
     version = require_triton(source.name)
     if other := sorted(spec.flags - {"checked"}):
@@ -63,10 +58,6 @@ def build_triton(
                 path.write_text(text, encoding="utf-8")
             if spec.target == "cuda":
                 return TritonBuild(path, frozenset({"cuda", "triton"}), None)
-            if not keys_path.exists():
-                unfinished = folder / "unfinished.json"
-                unfinished.write_text(_keys(path, symbol, operation), encoding="utf-8")
-                unfinished.replace(keys_path)
     except OSError as error:
         raise CannotCheckError(
             f"cannot keep objects in {folder}: {error.strerror}; PAGEFUZZ_CACHE may name another "
@@ -83,27 +74,3 @@ def _digest(text: str, symbol: str, operation: str, version: str) -> str:
     ours = [*(KERNELS / "triton" / "common").glob("*.py"), here / "keys.py", here / "private.py"]
     parts += [path.read_text(encoding="utf-8") for path in sorted(ours)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _keys(path: Path, symbol: str, operation: str) -> str:
-    """What `harness.triton.keys` prints of a module."""
-    command = [sys.executable, "-m", "pagefuzz.harness.triton.keys", str(path), symbol, operation]
-    environment = {name: one for name, one in os.environ.items() if name != "TRITON_INTERPRET"}
-    try:
-        done = subprocess.run(
-            command,
-            env={**environment, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_KEYS_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CannotCheckError(
-            f"no compilation keys of {path.name} within {_KEYS_TIMEOUT_S:g} s"
-        ) from None
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()[-60:]) or "nothing was printed"
-        raise CannotCheckError(f"no compilation keys of {path.name}: {said}")
-    return done.stdout

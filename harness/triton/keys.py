@@ -1,16 +1,12 @@
-"""What a Triton launcher has compiled, for which values and shapes.
-
-    python -m pagefuzz.harness.triton.keys <source> <launcher> <operation>
-
-prints it as JSON, for a GPU that need not be there: in a process of its own, since one that
-interprets kernels cannot compile any.
-"""
+"""What a Triton launcher has compiled, for which values and shapes."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +113,54 @@ def from_json(data: Sequence[Sequence[Any]]) -> tuple[Compilation, ...]:
     )
 
 
-def main() -> int:
-    source, symbol, operation = sys.argv[1:]
-    try:
-        launcher = load_launcher(Path(source), symbol, interpreted=False)
-        private.use_offline_target(OFFLINE_CAPABILITY)
-        found = compilations(launcher, registry.operation(operation), shapes_for(operation))
-    except CannotCheckError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(to_json(found)))
-    return 0
+def compilations_without_a_gpu(
+    path: Path, symbol: str, operation: str, kept: Path
+) -> tuple[Compilation, ...]:
+    """What the launcher of a module has compiled for a GPU that need not be there.
+
+    Works it out in a child of this process, which must not have imported triton yet: one that
+    interprets kernels cannot compile any. The answer is kept in the file `kept`. Raises
+    `CannotCheckError` with what the child said.
+    """
+    if not kept.exists():
+        text = _from_a_child(lambda: _offline(path, symbol, operation))
+        unfinished = kept.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(kept)
+    return from_json(json.loads(kept.read_text(encoding="utf-8")))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _offline(path: Path, symbol: str, operation: str) -> str:
+    launcher = load_launcher(path, symbol, interpreted=False)
+    private.use_offline_target(OFFLINE_CAPABILITY)
+    found = compilations(launcher, registry.operation(operation), shapes_for(operation))
+    return json.dumps(to_json(found))
+
+
+def _from_a_child(work: Callable[[], str]) -> str:
+    """What `work` returns in a forked copy of this process. Raises the `CannotCheckError` that it
+    raises, and one if the copy dies."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(read_end)
+            try:
+                code, said = 0, work()
+            except CannotCheckError as error:
+                code, said = 2, str(error)
+            with os.fdopen(write_end, "w", encoding="utf-8") as pipe:
+                pipe.write(said)
+        except BaseException:  # noqa: BLE001 - nothing may run on into the parent's code
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if (code := os.waitstatus_to_exitcode(status)) == 0:
+        return said
+    raise CannotCheckError(said or f"the process that asks for compilation keys ended with {code}")

@@ -5,7 +5,6 @@ Used inside a worker only, which then has Triton in one of its two modes for goo
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,8 +38,8 @@ class TritonObject:
         flags: frozenset[str],
         keys_path: Path | None,
     ) -> None:
-        """`path` is the module to load, `source` the bundled one that it was made of; `keys_path`
-        holds what it compiles, without a GPU. Raises `CannotCheckError`."""
+        """`path` is the module to load, `source` the bundled one that it was made of; what it
+        compiles is kept in `keys_path`, without a GPU. Raises `CannotCheckError`."""
         self.flags = flags
         self._path = path
         self._shown = "/".join(("kernels", *source.parts[-2:]))
@@ -50,6 +49,10 @@ class TritonObject:
         self._arguments: dict[str, Any] = {}
         if "cuda" in flags:
             os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder().parent / "triton"))
+        elif keys_path is None:
+            raise CannotCheckError(f"{path} comes without a place for its compilation keys")
+        else:  # before Triton is imported here
+            self._compilations = keys.compilations_without_a_gpu(path, symbol, operation, keys_path)
         self._launcher = load_launcher(path, symbol, interpreted="cuda" not in flags)
         self._launched: dict[tuple[int, ...], list[Compilation]] = {}
         if "cuda" in flags:
@@ -57,9 +60,6 @@ class TritonObject:
             self._compilations = keys.compilations(self._launcher, self._operation, shapes)
             private.on_compilation(self._compiled)
         else:
-            if keys_path is None:
-                raise CannotCheckError(f"{path} comes without its compilation keys")
-            self._compilations = keys.from_json(json.loads(keys_path.read_text(encoding="utf-8")))
             self._interpreter = private.Interpreter()
             self._interpreter.install()
 

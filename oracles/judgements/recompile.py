@@ -21,7 +21,9 @@ class RecompileJudgement(Judgement):
         return "triton" in flags and bool(operation.run_time)
 
     def applies(self, run: Run) -> bool:
-        return bool(run.finished) and bool(run.observation.compilations)
+        # Without rows or requests nothing is launched: such a case is no example of anything.
+        runs = bool(run.finished) and bool(run.expectation.footprints)
+        return runs and bool(run.observation.compilations)
 
     def judge(self, run: Run) -> Judged:
         compilations = run.observation.compilations
@@ -35,7 +37,7 @@ class RecompileJudgement(Judgement):
             first = groups[varies][0]
             for other in groups[varies][1:]:
                 differing = _differences(first.key, other.key)
-                if differing and not set(differing) <= blamed:
+                if not set(differing) <= blamed:
                     blamed |= set(differing)
                     failures.append(self._failure(first, other, differing))
                     break
@@ -54,6 +56,7 @@ class RecompileJudgement(Judgement):
             {
                 "access": f"compiled for {first.varies} = {first.value}, then anew for "
                 f"{other.value}: {shown}",
+                "where": f"parameter {' and '.join(differing)} of the kernel",
                 "means": "one compilation must serve every batch",
             },
         )
