@@ -24,6 +24,9 @@ RUN_TIME = (
     *("page_stride_bytes", "dst_k_row_stride_bytes", "dst_scale_row_stride_bytes"),
 )
 
+#: What the faulty form has compiled in.
+COMPILED_IN = ("num_requests", "num_tokens", "num_pages", "table_width")
+
 
 def _gather_row(
     src,
@@ -108,8 +111,8 @@ def _compiled_in(function: Any, *names: str) -> Any:
 
 gather_rows = triton.jit(_gather_row, do_not_specialize=RUN_TIME)
 gather_rows_compile_time = triton.jit(
-    _compiled_in(_gather_row, "num_requests", "num_tokens", "num_pages", "table_width"),
-    do_not_specialize=RUN_TIME,
+    _compiled_in(_gather_row, *COMPILED_IN),
+    do_not_specialize=[name for name in RUN_TIME if name not in COMPILED_IN],
 )
 
 
