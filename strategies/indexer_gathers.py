@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hypothesis import event
@@ -216,22 +216,28 @@ class Variant:
 
     crossings  what reaches a boundary of 32-bit arithmetic
     most_rows  one launch has, about; more take too long to run
+    page_sizes, heads  the only ones that are drawn, ascending; empty: any. Where each has a kernel
+               compiled, any would take too long; blocks are then but a few, too
     add        adds index values of its own to those of a case; told whether it shall be hostile
     """
 
     operation: str
     crossings: SearchStrategy[Crossing]
     most_rows: int = 2**31
+    page_sizes: Sequence[int] = ()
+    heads: Sequence[int] = ()
     add: Callable[[st.DrawFn, IndexValues, bool], Mapping[str, Values]] | None = None
 
     def fitted(self, choices: GatherChoices) -> GatherChoices:
-        """Choices with fewer rows, where one has to do with few."""
+        """Choices with fewer rows, sizes and heads, where one has to do with few."""
         most, batch, rows = self.most_rows, choices.batch, choices.destination
         # More than 64 requests are a situation of their own. Whole pages each would be many rows.
         requests = min(batch.request_count, max(most, 66))
         snap = batch.snap if requests <= most // 4 else "free"
         return replace(
             choices,
+            page_size_tokens=_listed(choices.page_size_tokens, self.page_sizes),
+            entry_bytes=_listed(choices.entry_bytes, self.heads),
             batch=replace(batch, request_count=requests, snap=snap),
             destination=replace(
                 rows,
@@ -239,6 +245,11 @@ class Variant:
                 extra_tokens=min(rows.extra_tokens, most // 3),
             ),
         )
+
+
+def _listed(value: int, listed: Sequence[int]) -> int:
+    """The largest one that is listed and not above a value."""
+    return max((one for one in listed if one <= value), default=value)
 
 
 def indexer_cases(
@@ -281,6 +292,8 @@ def _cases(
             crossings=variant.crossings,
         )
     )
+    if variant.heads and shape.block:
+        shape = replace(shape, block=(1, 2, -1)[shape.block % 3])
     gather = IndexerGather(variant.fitted(choices), shape, limit_bytes, variant.most_rows)
     oddity = draw(_ODDITIES) if case_class != "refused" else "none"
     junk = draw(_JUNK) if oddity != "none" else 0

@@ -37,6 +37,10 @@ __all__ = ["CORNERS", "OPERATION", "REPORTED", "SHAPES", "cases", "surface"]
 #: Rows of one launch, about.
 MOST_ROWS = 12
 
+#: Triton compiles a kernel for each, which takes a GPU's user a second.
+PAGE_SIZES = (1, 3, 16, 17, 64, 100, 4096)
+HEADS = (16, 48, 128, 640)
+
 #: These take two million rows.
 _OF_MANY_ROWS = ("dst row", "row index")
 
@@ -56,6 +60,8 @@ _VARIANT = Variant(
         }
     ),
     MOST_ROWS,
+    PAGE_SIZES,
+    HEADS,
     _add,
 )
 

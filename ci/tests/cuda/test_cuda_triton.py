@@ -20,7 +20,7 @@ FLAGS = frozenset({"cuda", "triton"})
 
 
 def test_one_compilation_serves_all_shapes() -> None:
-    """Reports and twenty shapes are right; what Triton compiled for them is among what is judged."""
+    """Reports and twenty shapes are right; what Triton compiled for them is judged too."""
     with Checker(OPERATION, "bundled:triton", "cuda") as checker:
         assert checker.flags == FLAGS
         for case in (*examples_for(OPERATION).values(), *shapes_for(OPERATION)):
@@ -112,7 +112,7 @@ print("captured and replayed")
 
 
 def test_a_captured_launch_replays() -> None:
-    """On the stream it is given, and under capture once it is compiled: a launch waits for nothing."""
+    """On the stream it is given; and under capture, once it is compiled."""
     done = subprocess.run(
         [sys.executable, "-c", CAPTURED], capture_output=True, text=True, timeout=300, check=False
     )
