@@ -419,7 +419,7 @@ def _key(source: str, name: str, spec: BuildSpec) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """One process at a time; the kernel frees the lock of a process that dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -446,7 +446,7 @@ def build(source: Path, spec: BuildSpec, *, twin: Path | None = None) -> Path:
         return whole
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        with locked(folder / "lock"):
             if not whole.exists():
                 if text != original:
                     source = folder / source.name

@@ -50,7 +50,8 @@ class Checker:
 
     subject   what is checked (`subjects.Subject`)
     backend   "host" or "cuda"
-    build     flags of the object, e.g. "checked", "release", "checked,coverage"
+    build     flags that were asked for, e.g. "checked", "release", "checked,coverage"
+    flags     those of the object: a Triton kernel has "triton", and is never checked on a GPU
     device    name of what it runs on, once a worker has started
     deaths    how many workers have died so far
     """
@@ -84,15 +85,8 @@ class Checker:
         self.backend = resolve_device(device)
         spec = BuildSpec.parse(self.backend, build)
         self.build = spec.text
-        self._assignment = Assignment(
-            operation=self.subject.operation,
-            symbol=self.subject.symbol,
-            object_path=str(build_object(self.subject.source, spec, twin=self.subject.twin)),
-            source_path=str(self.subject.source),
-            backend=self.backend,
-            build=self.build,
-            promises_containment=self.subject.promises_containment,
-        )
+        self._assignment = _assignment(self.subject, spec)
+        self.flags = frozenset(self._assignment.build.split(","))
         about = {"subject": subject, "device": self.backend, "build": self.build}
         self._worker = Worker(
             self._assignment,
@@ -141,7 +135,7 @@ class Checker:
         """Nothing came back from the worker, so its death is judged here."""
         plan = self._operation.plan(case)
         expectation = self._operation.expect(plan)
-        observation = Observation(self.backend, self.build, death=death)
+        observation = Observation(self.backend, self._assignment.build, death=death)
         contained = self.subject.promises_containment
         return judging.judge(
             Run(self._operation, plan, expectation, observation, contained=contained)
@@ -182,6 +176,33 @@ def check(
     """
     with Checker(case.operation, subject, device, build) as checker:
         return checker.check(case)
+
+
+def _assignment(subject: subjects.Subject, spec: BuildSpec) -> Assignment:
+    """Builds a subject."""
+    told: dict[str, str] = {"build": spec.text}
+    if subject.source.suffix == ".py":
+        from pagefuzz.harness.triton.building import build_triton
+
+        made = build_triton(subject.source, subject.symbol, subject.operation, spec, subject.twin)
+        path = made.path
+        told["build"] = ",".join(sorted(made.flags))
+        if made.keys_path is not None:
+            told["keys_path"] = str(made.keys_path)
+        if spec.target == "cuda":
+            scanning = subjects.scanning_subject().source
+            told["scan_path"] = str(build_object(scanning, BuildSpec("cuda", frozenset())))
+    else:
+        path = build_object(subject.source, spec, twin=subject.twin)
+    return Assignment(
+        operation=subject.operation,
+        symbol=subject.symbol,
+        object_path=str(path),
+        source_path=str(subject.source),
+        backend=spec.target,
+        promises_containment=subject.promises_containment,
+        **told,
+    )
 
 
 def _asan_environment() -> dict[str, str]:

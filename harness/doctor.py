@@ -11,6 +11,7 @@ from pathlib import Path
 from pagefuzz.harness.build import compiler, compiler_version
 from pagefuzz.harness.devices import Machine, machine
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.triton.private import require_triton
 from pagefuzz.harness.versions import versions
 
 HOST, CUDA = "host", "cuda"
@@ -38,6 +39,7 @@ LAYERS = (
     Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),
     Layer("checked build", "every forbidden access, its line", (HOST, CUDA), "checked"),
     Layer("checked index type", "wrap, lossy narrowing, the line", (HOST, CUDA), "checked"),
+    Layer("compilation keys", "what a new batch has compiled anew", (HOST, CUDA), "triton"),
     Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
     Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
 )
@@ -63,8 +65,9 @@ class Examination:
         """Whether it is there: "yes", "no" (not on this machine) or "-" (no such thing)."""
         if backend not in layer.backends:
             return "-"
-        lacks_runtime = layer.needs == "asan" and not self._has("AddressSanitizer")
-        return "no" if self.unusable[backend] or lacks_runtime else "yes"
+        needed = {"asan": "AddressSanitizer", "triton": "triton"}.get(layer.needs)
+        lacks = needed is not None and not self._has(needed)
+        return "no" if self.unusable[backend] or lacks else "yes"
 
     def _has(self, name: str) -> bool:
         return any(fact.there for fact in self.facts if fact.name == name)
@@ -83,6 +86,7 @@ def examine() -> Examination:
         host,
         Fact("clang++", bool(clang), clang or "none; optional, for a second host build"),
         cuda,
+        _triton(),
         _gpu(here),
         _asan(),
         _sanitizer(),
@@ -99,6 +103,13 @@ def _compiler(name: str, target: str) -> Fact:
         return Fact(name, True, compiler_version(target))
     except CannotCheckError as error:
         return Fact(name, False, str(error))
+
+
+def _triton() -> Fact:
+    try:
+        return Fact("triton", True, require_triton("a Triton kernel"))
+    except CannotCheckError as error:
+        return Fact("triton", False, str(error))
 
 
 def _gpu(here: Machine) -> Fact:

@@ -8,3 +8,7 @@ class CannotCheckError(Exception):
 
     The message is one clear sentence: what is wrong, and what would be right.
     """
+
+
+class MissingPackageError(CannotCheckError):
+    """An optional package, or the version of it that is needed, is not installed."""

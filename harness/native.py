@@ -5,30 +5,34 @@ Used inside a worker only; a process that has loaded a subject may die of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pagefuzz.harness.build import KERNELS
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.objects import Store
 from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Plan
-from pagefuzz.oracles.observation import AccessFault, CheckRecord, IndexFault, Site, Status
+from pagefuzz.oracles.observation import (
+    AccessFault,
+    CheckRecord,
+    Compilation,
+    IndexFault,
+    Site,
+    Status,
+)
 
 ABI_VERSION = 1
 
 _FLAG_NAMES = ("cuda", "checked", "ubsan", "asan", "coverage")  # enum pf_build_flag, bit by bit
 _ACCESS_KINDS = ("read", "write", "atomic")  # enum pf_access_kind
 _INDEX_OPERATIONS = ("+", "-", "*", "<<", "neg", "/", "narrow")  # enum pf_index_operation
-
-Store = Callable[[npt.NDArray[np.int64]], int]
-"""Copies int64 values to where the kernel can read them and returns their address there."""
 
 
 class BuiltObject:
@@ -171,6 +175,10 @@ class BuiltObject:
                 self._index_fault(record.index_faults[i]) for i in range(record.index_faults_kept)
             ),
         )
+
+    def compilations(self) -> tuple[Compilation, ...]:
+        """Nothing is compiled for a launch."""
+        return ()
 
     def set_order(self, order: int, seed: int) -> None:
         """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only."""

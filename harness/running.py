@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pagefuzz.harness import subjects
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
-from pagefuzz.harness.memory.cuda import CudaArena
+from pagefuzz.harness.memory.cuda import CudaArena, Scan
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
+from pagefuzz.harness.objects import LaunchObject
 from pagefuzz.harness.workers.protocol import Stage
 from pagefuzz.oracles import judging, registry, relation
 from pagefuzz.oracles.case import Case
@@ -31,7 +33,11 @@ from pagefuzz.oracles.verdict import Outcome, Verdict
 class Assignment:
     """What one worker launches, as it travels to it.
 
-    object_path, source_path  of the built object and of the .cu that holds its ABI fragment
+    object_path, source_path  of the built object and of the .cu that holds its ABI fragment; or of
+                a Triton module and of the source that it was made of
+    build       flags of the object, separated by commas
+    keys_path   of what a Triton module compiles, where there is no GPU
+    scan_path   of a CUDA object that has `pf_scan`, where the object itself has none
     """
 
     operation: str
@@ -41,6 +47,8 @@ class Assignment:
     backend: str
     build: str
     promises_containment: bool
+    keys_path: str = ""
+    scan_path: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,18 +97,13 @@ class Runner:
             driver = Driver()
             driver.use_device()
             self.device = driver.properties().name
-        self._object = BuiltObject(
-            Path(assignment.object_path),
-            Path(assignment.source_path),
-            assignment.operation,
-            assignment.symbol,
-        )
+        self._object, scan = _loaded(assignment)
         if ("cuda" in self._object.flags) != (driver is not None):
             raise CannotCheckError(f"{assignment.object_path} was not built for {self.device}")
         self._arena: Arena = (
             HostArena(poisons="asan" in self._object.flags)
             if driver is None
-            else CudaArena(driver, self._object.scan)
+            else CudaArena(driver, scan)
         )
 
     def parse(self, data: object) -> Case:
@@ -124,7 +127,11 @@ class Runner:
             reason = str(error) or "the case does not fit into this machine's memory"
             return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=reason))
         observation = Observation(
-            self._assignment.backend, self._assignment.build, launches, related=related
+            self._assignment.backend,
+            self._assignment.build,
+            launches,
+            related=related,
+            compilations=self._object.compilations(),
         )
         contained = self._assignment.promises_containment
         verdict = judging.judge(
@@ -175,6 +182,30 @@ class Runner:
         if "coverage" in self._object.flags:
             self._object.dump_coverage()
         self._arena.close()
+
+
+def _loaded(assignment: Assignment) -> tuple[LaunchObject, Scan]:
+    """The object of an assignment, and what searches device memory for it."""
+    path, source = Path(assignment.object_path), Path(assignment.source_path)
+    if source.suffix != ".py":
+        built = BuiltObject(path, source, assignment.operation, assignment.symbol)
+        return built, built.scan
+    # Triton is there in the workers that need it only.
+    from pagefuzz.harness.triton.launched import TritonObject
+
+    flags = frozenset(assignment.build.split(","))
+    keys_path = Path(assignment.keys_path) if assignment.keys_path else None
+    launched = TritonObject(path, source, assignment.operation, assignment.symbol, flags, keys_path)
+    if not assignment.scan_path:
+        return launched, _no_scan
+    scanning = subjects.scanning_subject()
+    other = Path(assignment.scan_path)
+    built = BuiltObject(other, scanning.source, scanning.operation, scanning.symbol)
+    return launched, built.scan
+
+
+def _no_scan(data: int, size_bytes: int, chunk_bytes: int, flags: int) -> None:
+    raise CannotCheckError("no object that searches device memory was built")
 
 
 def fixed_bytes(plan: Plan, expectation: Expectation, launches: tuple[Launch, ...]) -> FixedBytes:

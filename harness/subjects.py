@@ -1,14 +1,15 @@
 """Subjects: implementations under test, and what each of them promises.
 
 Nothing is listed by hand. A bundled subject is a launcher in the ABI fragment of a
-`kernels/operations/<operation>.cu`, described by the comment in front of it; a twin is a small
-TOML file that changes one of them.
+`kernels/operations/<operation>.cu`, described by the comment in front of it, or one in a
+`kernels/triton/<operation>.py`, described by its docstring; a twin is a small TOML file that
+changes one of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ import cffi
 from pagefuzz import kernels
 from pagefuzz.harness.build import load_twin
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.triton import declared
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.operation import Operation
 
@@ -38,9 +40,9 @@ class Subject:
     name                  "bundled:page", "twin:stray-store"
     operation             of contracts.md
     schedule              how it cuts its work: "page", "token", ...
-    source                the .cu
+    source                the .cu, or the .py of a Triton kernel
     twin                  the TOML that changes it, or None
-    symbol                of the launcher in the built object
+    symbol                of the launcher in the built object or module
     promises_containment  whether it promises to contain hostile values
     faults                what is known to be wrong with it; empty if nothing is
     summary               one line for `pagefuzz list`
@@ -108,11 +110,18 @@ def _described(comment: str) -> dict[str, str]:
     return fields
 
 
+def _launchers(source: Path) -> list[tuple[str, str]]:
+    """Every launcher of a kernel's source and what is said of it."""
+    if source.suffix == ".py":
+        return [(one.symbol, one.comment) for one in declared.launchers(source)]
+    return [(m["symbol"], m["comment"]) for m in _LAUNCHER.finditer(abi_fragment(source))]
+
+
 def _bundled(source: Path) -> dict[str, Subject]:
     operation = source.stem
     found: dict[str, Subject] = {}
-    for match in _LAUNCHER.finditer(abi_fragment(source)):
-        symbol, fields = match["symbol"], _described(match["comment"])
+    for symbol, comment in _launchers(source):
+        fields = _described(comment)
         if missing := [
             label for label in ("schedule", "contains", "summary") if label not in fields
         ]:
@@ -157,16 +166,22 @@ def _twin(path: Path, name: str) -> Subject:
     return replace(correct, name=name, twin=path, faults=twin.breaks, summary=twin.breaks)
 
 
+def _sources() -> list[Path]:
+    """Every kernel source, by the operation that it is named like."""
+    found = [*(KERNELS / "operations").glob("*.cu"), *(KERNELS / "triton").glob("*.py")]
+    return sorted((path for path in found if path.stem != "__init__"), key=lambda path: path.stem)
+
+
 @cache
 def bundled() -> Mapping[tuple[str, str], Subject]:
-    """Every launcher of `kernels/operations`, by (operation, schedule).
+    """Every launcher of `kernels/operations` and `kernels/triton`, by (operation, schedule).
 
     Raises `CannotCheckError` for a kernel that does not say what it is.
     """
     return MappingProxyType(
         {
             (subject.operation, schedule): subject
-            for source in sorted((KERNELS / "operations").glob("*.cu"))
+            for source in _sources()
             for schedule, subject in _bundled(source).items()
         }
     )
@@ -208,12 +223,27 @@ def subject(name: str, operation: str | None = None) -> Subject:
     )
 
 
+def scanning_subject() -> Subject:
+    """One whose CUDA objects have `pf_scan`, for kernels that are in none."""
+    return next(one for one in bundled().values() if one.source.suffix == ".cu")
+
+
 def check_binding(operation: Operation, source: Path) -> None:
-    """Compares an operation's declared arguments with the args struct of its .cu.
+    """Compares an operation's declared arguments with the args struct of its .cu, or with the
+    parameters of the launchers in its .py.
 
     An operation that cannot be bound must fail the run: raises `CannotCheckError` that names the
     first mismatch.
     """
+    buffers, sizes = (buffer.name for buffer in operation.buffers), operation.sizes
+    if source.suffix == ".py":
+        want = [
+            *((name, "Array") for name in buffers),
+            *((name, "int") for name in (*sizes, "stream")),
+        ]
+        for one in declared.launchers(source):
+            _compare(operation, source, f"parameter {{}} of {one.symbol}", one.parameters, want)
+        return
     ffi = parse_abi(source)
     struct = f"pf_{operation.name}_args"
     try:
@@ -223,17 +253,28 @@ def check_binding(operation: Operation, source: Path) -> None:
     got = [(name, field.type.cname) for name, field in fields or ()]
     want = [
         ("struct_bytes", "int64_t"),
-        *((buffer.name, "pf_array") for buffer in operation.buffers),
-        *((size, "int64_t") for size in operation.sizes),
+        *((name, "pf_array") for name in buffers),
+        *((size, "int64_t") for size in sizes),
         ("stream", "void *"),
     ]
+    _compare(operation, source, f"field {{}} of {struct}", got, want)
+
+
+def _compare(
+    operation: Operation,
+    source: Path,
+    where: str,
+    got: Sequence[tuple[str, str]],
+    want: Sequence[tuple[str, str]],
+) -> None:
+    """Names and types of arguments; `where` has room for an index."""
     for index in range(max(len(got), len(want))):
-        if got[index : index + 1] != want[index : index + 1]:
-            in_c = " of type ".join(got[index]) if index < len(got) else "nothing"
+        if tuple(got[index : index + 1]) != tuple(want[index : index + 1]):
+            in_kernel = " of type ".join(got[index]) if index < len(got) else "nothing"
             in_oracle = " of type ".join(want[index]) if index < len(want) else "nothing"
             raise CannotCheckError(
-                f"{operation.name} cannot be bound: field {index} of {struct} in {source.name} is "
-                f"{in_c}, its operation in oracles/ has {in_oracle} there"
+                f"{operation.name} cannot be bound: {where.format(index)} in {source.name} is "
+                f"{in_kernel}, its operation in oracles/ has {in_oracle} there"
             )
 
 
@@ -243,14 +284,21 @@ def check_registry() -> None:
     Raises `CannotCheckError` that names the first mismatch: what cannot be bound cannot be checked.
     """
     operations = registry.operations()
-    sources = {source.stem: source for source in (KERNELS / "operations").glob("*.cu")}
+    sources: dict[str, Path] = {}
+    for source in _sources():
+        if source.stem in sources:
+            raise CannotCheckError(
+                f"{source.stem} has two kernel sources, {sources[source.stem]} and {source}; a "
+                "form with another contract is an operation of its own"
+            )
+        sources[source.stem] = source
     if not operations:
         raise CannotCheckError("no operation is registered in oracles/operations")
     for name in sorted(set(operations) ^ set(sources)):
         has, lacks = (
-            ("oracles/operations", f"kernels/operations/{name}.cu")
+            ("oracles/operations", f"kernels/operations/{name}.cu or kernels/triton/{name}.py")
             if name in operations
-            else (f"kernels/operations/{name}.cu", "operation of that name in oracles/operations")
+            else (str(sources[name]), "operation of that name in oracles/operations")
         )
         raise CannotCheckError(f"{name} is in {has}, but there is no {lacks}")
     for name, operation in operations.items():

@@ -26,6 +26,8 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "unknown"
+    with contextlib.suppress(metadata.PackageNotFoundError):  # optional
+        found["triton"] = metadata.version("triton")
     for target, name in (("host", "host compiler"), ("cuda", "nvcc")):
         with contextlib.suppress(CannotCheckError):  # not there: then nothing was built with it
             found[name] = compiler_version(target)

@@ -34,6 +34,8 @@ RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "reversed": (),
         "permuted": ("seed",),
         "shared": (),
+        # hints: of each row that a request covers, that request
+        "owners": (),
     }
 )
 

@@ -153,6 +153,22 @@ class Related:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    """What is compiled for one launch, by its compilation key. One of a group of launches between
+    which nothing may be compiled anew.
+
+    varies  argument in which the launches of the group differ; "shape" if in all that follow the
+            batch
+    value   of it in this launch, in words
+    key     parameter of the kernel -> what of it is in the key: "i64", "the value 1"
+    """
+
+    varies: str
+    value: str
+    key: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Death:
     """How a worker ended instead of answering.
 
@@ -167,7 +183,8 @@ class Death:
 @dataclass(frozen=True)
 class Observation:
     """backend is "host" or "cuda"; build the flags of the object: "checked", "release", ...;
-    related the launches that the relations of the case ask for, where they apply."""
+    related the launches that the relations of the case ask for, where they apply;
+    compilations what is compiled just in time, for which launches, where anything is."""
 
     backend: str
     build: str
@@ -175,6 +192,7 @@ class Observation:
     death: Death | None = None
     layers: Mapping[str, str] = field(default_factory=dict)
     related: tuple[Related, ...] = ()
+    compilations: tuple[Compilation, ...] = ()
 
     @property
     def build_flags(self) -> frozenset[str]:

@@ -23,6 +23,7 @@ class Operation(ABC):
     summary    one line for `pagefuzz list`
     sizes      ABI names of every scalar argument, in ABI order (the stream is not one of them)
     buffers    every buffer argument, in ABI order; its position is its id in checked builds
+    run_time   sizes that follow the batch: one compiled kernel must serve every value of them
     counted    what each of the counter pair counts, to complete "one count for each ..."
     relations  names of the relation judgements that have something to relate in its cases
     """
@@ -31,6 +32,7 @@ class Operation(ABC):
     summary: ClassVar[str]
     sizes: ClassVar[tuple[str, ...]]
     buffers: ClassVar[tuple[BufferRole, ...]]
+    run_time: ClassVar[tuple[str, ...]] = ()
     counted: ClassVar[tuple[str, str]] = (
         "request and logical page with mapped rows that holds the padding id -1",
         "request and logical page with mapped rows that cannot be copied",

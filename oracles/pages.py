@@ -45,11 +45,17 @@ def look_up(plan: Plan, rows: RowMap) -> Pages:
     return Pages(element, in_table, page_id, valid)
 
 
-def counts(rows: RowMap, pages: Pages) -> Counts | None:
+def counts(
+    rows: RowMap, pages: Pages, counted: npt.NDArray[np.bool_] | bool = True
+) -> Counts | None:
     """One count for each page that has mapped rows and cannot be copied, and one for each request
-    with rows and a negative seq_start. None where starts decrease: they are unspecified then."""
+    with rows and a negative seq_start. None where starts decrease: they are unspecified then.
+
+    counted  bool [m], whether a page counts at all
+    """
     if rows.first_contested_row is not None:
         return None
-    padding = int(np.count_nonzero(pages.in_table & (pages.page_id == PADDING_PAGE)))
-    bad = pages.valid.size - int(np.count_nonzero(pages.valid))
+    is_padding = pages.in_table & (pages.page_id == PADDING_PAGE)
+    padding = int(np.count_nonzero(is_padding & counted))
+    bad = int(np.count_nonzero(~pages.valid & counted))
     return Counts(padding=padding, skipped=bad - padding + rows.negative_requests.size)

@@ -141,6 +141,7 @@ CAUSE_ORDER = (
     "workspace",
     "rebasing",
     "counts",
+    "recompile",
 )
 
 

@@ -179,7 +179,10 @@ class Gather:
     table                  recipe of the table, edits included
     element_bytes, entry_bytes, page_stride_bytes, slot_stride_bytes
     dst_rows, dst_row_stride_bytes
+    most_rows              that one request may ask for, or about all of them together
     """
+
+    most_rows = 2**31
 
     def __init__(self, choices: GatherChoices, limit_bytes: int, form: Form = COPY) -> None:
         self.choices = choices
@@ -242,7 +245,7 @@ class Gather:
 
     def _fit_batch(self) -> None:
         choices, size = self.choices, self.page_size_tokens
-        max_rows = max(1, _ROW_BYTES // self._row_bytes())
+        max_rows = min(max(1, _ROW_BYTES // self._row_bytes()), self.most_rows)
         if self.quantity in ("dst stride", "slot stride"):
             max_rows = min(max_rows, _MOST_SCATTERED_ROWS)
         lengths = choices.batch.lengths(size, max_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -88,6 +88,15 @@ def corners_for(operation: str) -> Corners:
     """Named corners that the operation's strategies must reach. Raises `UnknownNameError`."""
     corners: Corners = _module(operation).CORNERS
     return corners
+
+
+def shapes_for(operation: str) -> Sequence[Case]:
+    """Legal cases of an operation that differ in nothing but what follows the batch; empty for one
+    whose kernels are compiled ahead of all launches."""
+    if operation not in operations():
+        return ()
+    found: Sequence[Case] = getattr(_module(operation), "SHAPES", ())
+    return found
 
 
 def reported_for(operation: str) -> Mapping[str, Callable[[], Case]]:

@@ -40,7 +40,7 @@ class Campaign:
     cases, time_s  exactly one of them bounds it: generated cases a unit, or seconds in all
     jobs           runner processes at a time
     device         in words, for findings
-    judgements     operation -> names of those that must have examined something by the end
+    judgements     unit -> names of those that must have examined something by the end
     findings       folder that findings go to
     """
 
@@ -280,5 +280,5 @@ class Campaign:
                     self._settle(unit, found, self._finding(unit, found.best))
             if unit.findings or unit.problems or self.result.interrupted:
                 continue
-            for sentence in unit.vacuous(self._judgements.get(unit.unit.operation, ())):
+            for sentence in unit.vacuous(self._judgements.get(unit.unit.name, ())):
                 self._add_problem(unit, sentence)

@@ -17,7 +17,7 @@ from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.plan import Options, Unit
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
-from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.errors import CannotCheckError, MissingPackageError
 from pagefuzz.harness.profiles import PROFILES, Profile
 from pagefuzz.harness.reporters import Reporter
 from pagefuzz.harness.reporters.figures import duration
@@ -53,7 +53,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     ]
     if options.report is not None:
         _make_folder(options.report)
-    build = _build_all(units, backend, options.build)
+    build, flags = _build_all(units, backend, options.build)
 
     time_s, cases = options.time, options.cases
     if time_s is None and cases is None:
@@ -112,8 +112,9 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         reporters=reporters,
         device=device,
         judgements={
-            name: registry.concerned(operation, frozenset(build.split(",")))
-            for name, operation in registry.operations().items()
+            unit.name: registry.concerned(registry.operation(unit.operation), flags[unit.name])
+            for unit in units
+            if unit.name in flags
         },
         versions=found_versions,
     )
@@ -144,15 +145,28 @@ def _make_folder(report: Path) -> None:
         ) from None
 
 
-def _build_all(units: Sequence[Unit], backend: str, build: str) -> str:
-    """Compiles every subject that is not in the build cache. Returns the build's full name."""
+def _build_all(
+    units: Sequence[Unit], backend: str, build: str
+) -> tuple[str, dict[str, frozenset[str]]]:
+    """Compiles every subject that is not in the build cache.
+
+    Returns the build's full name, and unit -> the flags of its object. A unit for which an optional
+    package is missing is left out of these: its runner says so, and the others run. Raises
+    `CannotCheckError` if that is so of every unit, or for any other reason.
+    """
     from pagefuzz.harness.check import Checker
 
-    full_name = build
+    full_name, flags = build, {}
+    missing: MissingPackageError | None = None
     for unit in units:
-        with Checker(unit.operation, unit.subject, backend, build) as checker:
-            full_name = checker.build
-    return full_name
+        try:
+            with Checker(unit.operation, unit.subject, backend, build) as checker:
+                full_name, flags[unit.name] = checker.build, checker.flags
+        except MissingPackageError as error:
+            missing = error
+    if missing is not None and not flags:
+        raise missing
+    return full_name, flags
 
 
 def _header(

@@ -63,9 +63,11 @@ class _Server:
             if message["kill"] in self._children:
                 os.kill(message["kill"], signal.SIGKILL)
         else:
-            with contextlib.suppress(CannotCheckError):
-                # Costs tens of milliseconds, once here or in every worker; which also reports it.
-                parse_abi(Path(message["fork"]["source_path"]))
+            source = Path(message["fork"]["source_path"])
+            if source.suffix != ".py":
+                with contextlib.suppress(CannotCheckError):
+                    # Tens of milliseconds, once here or in every worker; which also reports it.
+                    parse_abi(source)
             child = os.fork()
             if child == 0:
                 self._become_worker(message["fork"], descriptors)

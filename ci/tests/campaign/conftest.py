@@ -89,7 +89,7 @@ def run_campaign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunCampaign
             jobs=jobs,
             findings=tmp_path / "findings",
             reporters=[listener],
-            judgements={"fake": JUDGEMENTS},
+            judgements={f"fake/{name}": JUDGEMENTS for name in subjects},
         )
         return Ran(campaign.run(), listener, tmp_path)
 

@@ -21,6 +21,7 @@ NAMES = sorted(path.stem for path in TWINS.glob("*.toml"))
 #: In a release build the int32 wrap writes 2 GiB below the destination: what is mapped there
 #: decides whether the launch faults or lands silently, and it must be found either way.
 EITHER_WAY = {("int32-row-offset", "release"): {"death", "untouched", "output"}}
+TRITON = {o for (o, _), subject in subjects.bundled().items() if subject.source.suffix == ".py"}
 
 
 def planted(name: str) -> dict[str, Any]:
@@ -49,6 +50,8 @@ def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> Non
     verdict = check(case_of(name), twin(name), "cuda", build)
     assert verdict.outcome is Outcome.FAILED
     named = verdict.failures[0].judgement
+    if case_of(name).operation in TRITON:
+        build = "release"  # there is no checked one
     assert named in EITHER_WAY.get((name, build), {planted(name)[build]})
 
 

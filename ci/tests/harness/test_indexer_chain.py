@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.oracles.case import Case
-from pagefuzz.oracles.registry import judgements
+from pagefuzz.oracles.registry import concerned, operation
 from pagefuzz.oracles.verdict import CaseClass, Outcome
-from pagefuzz.strategies.operations.cp_gather_indexer_k_quant_cache import REASONS, surface
+from pagefuzz.strategies.indexer_gathers import REASONS, surface
 from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import cases_for
 from pagefuzz.strategies.reported import examples_for
@@ -48,7 +48,7 @@ def test_the_schedules_are_silent_on_drawn_cases(checker: Checker) -> None:
 
     run()
     assert {case_class for case_class, _ in outcomes} == set(CaseClass)
-    assert set(looked) == set(judgements())
+    assert set(looked) == set(concerned(operation(OPERATION), frozenset({"checked"})))
     assert checker.deaths == 0
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.triton import declared
 
 OPERATION = "cp_gather_cache"
+HINTED = "cp_gather_indexer_k_quant_cache_hinted"
+CACHED = (subjects.bundled, subjects.subjects, subjects.parse_abi, declared.launchers)
 REPLACE = "[[replace]]\nfind = 'a'\nwith = 'b'\n"
 
 
@@ -19,14 +22,14 @@ REPLACE = "[[replace]]\nfind = 'a'\nwith = 'b'\n"
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of `kernels/` that a test may change."""
     folder = tmp_path / "kernels"
-    for name in ("abi", "operations"):
+    for name in ("abi", "operations", "triton"):
         shutil.copytree(subjects.KERNELS / name, folder / name)
     (folder / "twins").mkdir()
     monkeypatch.setattr(subjects, "KERNELS", folder)
-    for function in (subjects.bundled, subjects.subjects, subjects.parse_abi):
+    for function in CACHED:
         function.cache_clear()
     yield folder
-    for function in (subjects.bundled, subjects.subjects, subjects.parse_abi):
+    for function in CACHED:
         function.cache_clear()
 
 
@@ -84,6 +87,42 @@ def test_a_planted_mismatch_fails_the_registry(
     change(planted, find, replacement)
     with pytest.raises(CannotCheckError, match=complaint):
         subjects.check_registry()
+
+
+@pytest.mark.parametrize(
+    ("find", "replacement", "complaint"),
+    [
+        ("    num_pages: int,\n", "", "parameter 11 of pf_.* is table_width of type int"),
+        ("    starts: Array,", "    beginnings: Array,", "is beginnings of type Array"),
+        ("    starts: Array,", "    starts: int,", "is starts of type int, .* starts of type Arr"),
+        ("    stream: int,\n", "", "parameter 23 of pf_.* is nothing"),
+        ("schedule: triton\n", "schedule: tritium\n", "must be launched by pf_.*_tritium"),
+        ("contains: yes", "contains: perhaps", "must be yes or no"),
+        ("def pf_", "def pg_", "declares no launcher"),
+        ("def pf_", "def ", "is not Python"),
+    ],
+)
+def test_a_planted_mismatch_of_a_triton_kernel_fails_the_registry(
+    planted: Path, find: str, replacement: str, complaint: str
+) -> None:
+    """The parameters of a launcher in Python are bound like the fields of a struct in C."""
+    path = planted / "triton" / f"{HINTED}.py"
+    text = path.read_text()
+    assert find in text
+    if complaint == "is not Python":
+        replacement = "def 1"
+    path.write_text(text.replace(find, replacement))
+    with pytest.raises(CannotCheckError, match=complaint):
+        subjects.check_registry()
+
+
+def test_an_operation_has_one_kernel_source(planted: Path) -> None:
+    """A .cu and a .py of one name are two, of which neither may be left out in silence."""
+    cuda = planted / "operations" / f"{OPERATION}.cu"
+    shutil.copy(planted / "triton" / f"{HINTED}.py", planted / "triton" / f"{OPERATION}.py")
+    with pytest.raises(CannotCheckError, match=f"{OPERATION} has two kernel sources"):
+        subjects.check_registry()
+    assert cuda.exists()
 
 
 def test_an_operation_without_a_kernel_fails_the_registry(planted: Path) -> None:

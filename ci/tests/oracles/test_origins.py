@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ def wanted(drawn: Drawn, buffer: str) -> bool:
     )
 
 
+def _put(root: str, to: int, values: bytes, after: Mapping[str, Any]) -> None:
+    after[root].put(to, values)
+
+
 @pytest.mark.parametrize(("name", "buffer"), PLACES)
 def test_a_run_of_another_names_it(bench: MakeBench, name: str, buffer: str) -> None:
     """The first run gets the bytes of another one; the report says whose they are."""
@@ -58,7 +63,7 @@ def test_a_run_of_another_names_it(bench: MakeBench, name: str, buffer: str) -> 
         root, begin = drawn.plan.base(buffer)
         values = expected.values[other].tobytes()
         to = int(expected.offsets[0]) + begin
-        verdict = judge(made.run(lambda after: after[root].put(to, values)))
+        verdict = judge(made.run(partial(_put, root, to, values)))
         failure = next(f for f in verdict.failures if f.judgement == "output")
         mapping = operation.mapping(drawn.plan, buffer, int(expected.offsets[other]))
         assert mapping is not None

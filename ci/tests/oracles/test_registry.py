@@ -36,7 +36,7 @@ def test_one_module_a_judgement() -> None:
 def test_judgements_say_what_they_are(name: str) -> None:
     """Each has a unit and a summary for `pagefuzz list`."""
     judgement = judgements()[name]
-    assert judgement.unit in {"bytes", "operations", "launches", "counters"}
+    assert judgement.unit in {"bytes", "operations", "launches", "counters", "keys"}
     assert judgement.summary
     assert len(judgement.summary) < 100
 
@@ -70,6 +70,16 @@ def test_records_concern_checked_builds_only() -> None:
     assert released >= {"output", "untouched", "counts", "refusal", "launch", "death"}
     assert not released & {"bounds", "overflow"}
     assert "overflow" in concerned(gather, frozenset({"ubsan"}))
+
+
+def test_keys_concern_triton_kernels_only() -> None:
+    """Their arithmetic is not looked into; what they compile is, where sizes follow the batch."""
+    hinted = operation("cp_gather_indexer_k_quant_cache_hinted")
+    interpreted = set(concerned(hinted, frozenset({"checked", "triton"})))
+    assert interpreted >= {"recompile", "bounds", "output"}
+    assert "overflow" not in interpreted
+    assert "recompile" not in concerned(hinted, frozenset({"checked"}))
+    assert "recompile" not in concerned(operation("cp_gather_cache"), frozenset({"triton"}))
 
 
 def test_unknown_operation() -> None:

@@ -15,11 +15,7 @@ from pagefuzz.oracles.layout import Plan
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.facts import Facts
-from pagefuzz.strategies.operations.cp_gather_indexer_k_quant_cache import (
-    REASONS,
-    required_bytes,
-    surface,
-)
+from pagefuzz.strategies.indexer_gathers import REASONS, required_bytes, surface
 from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import cases_for, corners_for
 from pagefuzz.strategies.reported import examples_for

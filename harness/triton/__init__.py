@@ -1,0 +1,1 @@
+"""Kernels in Triton as subjects: declared, built, loaded and launched, interpreted or compiled."""

@@ -1,0 +1,1 @@
+"""What the launchers of Triton kernels share."""
