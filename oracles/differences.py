@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.free_nans import FreeNans, Mask, nans
 from pagefuzz.oracles.intervals import IntervalSet
-from pagefuzz.oracles.layout import Bytes, Plan, Role
+from pagefuzz.oracles.layout import Bytes, Plan
 from pagefuzz.oracles.observation import Launch, Moved
 from pagefuzz.oracles.runs import before_and_after
 
@@ -61,7 +61,7 @@ def compare(
     """
     differences: dict[str, Difference] = {}
     checked = 0
-    for name, runs in _to_compare(plan, launches, second, moved):
+    for name, runs in _to_compare(plan, expectation, launches, second, moved):
         checked += runs.begins.size * runs.size_bytes
         difference = _of_runs(plan, expectation, launches, second, name, runs)
         if difference is not None:
@@ -71,12 +71,14 @@ def compare(
 
 def _to_compare(
     plan: Plan,
+    expectation: Expectation,
     launches: tuple[Launch, Launch],
     second: Plan,
     moved: Mapping[str, tuple[Moved, ...]],
 ) -> Iterator[tuple[str, Moved]]:
+    expected = {one.buffer or part for part, one in expectation.expected.items()}
     for name, buffer in plan.buffers.items():
-        if buffer.role is not Role.DESTINATION:
+        if not buffer.role.is_destination:
             continue
         if name in moved:
             yield from ((name, runs) for runs in moved[name])
@@ -90,6 +92,8 @@ def _to_compare(
                     for chunk in x.chunks.get(name, ())
                 ],
             ).clipped(0, end)
+            if name not in expected:  # scratch memory: what is left there is free
+                seen = seen.without(expectation.footprint(name).may_write)
             for begin, stop in zip(seen.begin.tolist(), seen.end.tolist(), strict=True):
                 at = np.array([begin], dtype=np.int64)
                 yield name, Moved(at, at, stop - begin)
@@ -154,7 +158,7 @@ def _owner(plan: Plan, expectation: Expectation, root: str, offset_bytes: int) -
         base, begin = plan.base(name)
         at = offset_bytes - begin
         if (
-            buffer.role is Role.DESTINATION
+            buffer.role.is_destination
             and base == root
             and expectation.footprint(name).writable.contains(at, at + 1)
         ):

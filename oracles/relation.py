@@ -13,7 +13,7 @@ from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.differences import Difference, compare
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
-from pagefuzz.oracles.layout import Plan, Role
+from pagefuzz.oracles.layout import Plan
 from pagefuzz.oracles.observation import (
     AccessFault,
     CheckRecord,
@@ -59,7 +59,7 @@ class RelationJudgement(Judgement):
         if expectation.case_class is not CaseClass.IN_CONTRACT or not any(
             expectation.footprint(name).must_write
             for name, buffer in plan.buffers.items()
-            if buffer.role is Role.DESTINATION
+            if buffer.role.is_destination
         ):
             return None
         derived = self.derive(operation, plan, expectation)
