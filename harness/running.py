@@ -23,7 +23,7 @@ from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.layout import Plan, Role
 from pagefuzz.oracles.observation import Launch, Observation
 from pagefuzz.oracles.runs import before_and_after
-from pagefuzz.oracles.verdict import Outcome, Verdict
+from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class Runner:
         )
 
     def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
-        """Launches a case once with each fill, and judges both.
+        """Launches a case once with each fill, the second time with every buffer at the other end
+        of its memory, and judges both.
 
         Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
         case for which there is no memory is answered as not run.
@@ -125,9 +126,12 @@ class Runner:
 
     def _launches(self, plan: Plan, expectation: Expectation) -> tuple[Launch, ...]:
         subject, arena = self._object, self._arena
-        subject.marshal(plan, arena.place(plan, expectation))
+        # A refused case may be one for where its buffers lie.
+        refused = expectation.case_class is CaseClass.REFUSED
+        mirror = plan if refused else plan.mirrored()
         launches = []
-        for fill in FILLS:
+        for fill, placed in zip(FILLS, (plan, mirror), strict=True):
+            subject.marshal(placed, arena.place(placed, expectation))
             arena.fill(fill)
             if subject.keeps_record:
                 subject.begin_check(plan, expectation, arena.store)

@@ -17,14 +17,14 @@ from pagefuzz.harness.memory.arena import (
     RED_ZONE_BYTES,
     Collected,
     DoesNotFitError,
-    SlabRegion,
+
     aligned_base,
     contents,
     overlaid_addresses,
     placed_buffers,
     round_up,
-    slab_chunks,
-    slab_regions,
+
+
 )
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.windows import Windows
