@@ -180,15 +180,15 @@ class BuiltObject:
         """Writes what gcov counted so far (coverage builds)."""
         self._require(self._library.pf_coverage_dump(), "pf_coverage_dump")
 
-    def scan(self, data: int, size_bytes: int, chunk_bytes: int, flags: int) -> None:
-        """Flags each chunk of device memory that holds a byte other than 0 (CUDA builds)."""
+    def scan(self, data: int, size_bytes: int, chunk_bytes: int, value: int, flags: int) -> None:
+        """Flags each chunk of device memory that holds a byte other than `value` (CUDA builds)."""
         cast = self._ffi.cast
         self._require(
             self._library.pf_scan(
                 cast("void *", data),
                 size_bytes,
                 chunk_bytes,
-                0,
+                value,
                 cast("uint8_t *", flags),
                 self._ffi.NULL,
             ),

@@ -93,14 +93,9 @@ class PoolRegion:
     @classmethod
     def of(cls, buffer: PlannedBuffer, pool_bytes: Sequence[int]) -> PoolRegion:
         """In the smallest of `pool_bytes` that holds it; a multiple of 256, all of them."""
-        before, guard = buffer.placement.before_bytes, buffer.placement.guard
-        # A pool lies between guards: a red zone is needed at the ends that touch none.
-        front = before + (0 if guard == "start" else RED_ZONE_BYTES)
-        behind = buffer.memory_bytes + (0 if guard == "end" else RED_ZONE_BYTES)
-        least = aligned_base(front, buffer) + behind
-        size = next(size for size in pool_bytes if size >= least)
-        base = aligned_base(front, buffer)
-        if guard == "end":
+        size = next(size for size in pool_bytes if size >= least_region_bytes(buffer))
+        base = aligned_base(_front_bytes(buffer), buffer)
+        if buffer.placement.guard == "end":
             latest = size - buffer.memory_bytes
             base = latest - (latest - buffer.base_offset_bytes) % BASE_ALIGNMENT_BYTES
         return cls(buffer, base, size)
@@ -135,6 +130,19 @@ def aligned_base(at_least: int, buffer: PlannedBuffer) -> int:
     """The lowest offset >= `at_least` with exactly the misalignment that the placement asks for."""
     offset = buffer.base_offset_bytes
     return round_up(at_least - offset, BASE_ALIGNMENT_BYTES) + offset
+
+
+def _front_bytes(buffer: PlannedBuffer) -> int:
+    """What must lie in front of the base: the workspace and, where no guard is, a red zone."""
+    red_zone = 0 if buffer.placement.guard == "start" else RED_ZONE_BYTES
+    return buffer.placement.before_bytes + red_zone
+
+
+def least_region_bytes(buffer: PlannedBuffer) -> int:
+    """Of a region between guards: it needs a red zone at each end that the buffer does not touch.
+    Unrounded."""
+    red_zone = 0 if buffer.placement.guard == "end" else RED_ZONE_BYTES
+    return aligned_base(_front_bytes(buffer), buffer) + buffer.memory_bytes + red_zone
 
 
 def placed_buffers(plan: Plan) -> tuple[list[PlannedBuffer], list[PlannedBuffer]]:
