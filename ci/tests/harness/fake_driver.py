@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +196,20 @@ class FakeDriver:
             if not handle.is_held and not handle.mappings:
                 os.close(handle.file)
                 del self._handles[number]
+
+    # ---- times ----
+
+    def event(self) -> list[float]:
+        return []
+
+    def record(self, event: list[float]) -> None:
+        event[:] = [time.perf_counter()]
+
+    def elapsed_us(self, start: list[float], end: list[float]) -> float:
+        return (end[0] - start[0]) * 1e6
+
+    def forget_event(self, event: list[float]) -> None:
+        event.clear()
 
     def close(self) -> None:
         """Whatever a test left."""
