@@ -17,14 +17,11 @@ from pagefuzz.harness.memory.arena import (
     RED_ZONE_BYTES,
     Collected,
     DoesNotFitError,
-
     aligned_base,
     contents,
     overlaid_addresses,
     placed_buffers,
     round_up,
-
-
 )
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.windows import Windows

@@ -17,6 +17,7 @@ import pytest
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Answer, Assignment
+from pagefuzz.harness.workers.blackbox import BlackBox
 from pagefuzz.harness.workers.client import ForkServer, Worker, close_servers, shared_server
 from pagefuzz.harness.workers.journal import Journal, last_entry, left_behind, new_path
 from pagefuzz.oracles.case import Case, CaseError, Values
@@ -240,14 +241,13 @@ def test_closing_a_server_ends_its_workers(assignment: Assignment) -> None:
     import socket
 
     ours, theirs = socket.socketpair()
-    output, stage = os.memfd_create("output"), os.memfd_create("stage")
-    os.ftruncate(stage, 4096)
-    pid = server.fork(assignment, (theirs.fileno(), output, stage))
+    output, box = os.memfd_create("output"), BlackBox.create()
+    pid = server.fork(assignment, (theirs.fileno(), output, box))
     theirs.close()
     assert alive(pid)
     server.close()
     wait_until_gone([pid, server.pid])
-    for descriptor in (output, stage):
+    for descriptor in (output, box):
         os.close(descriptor)
     ours.close()
 
