@@ -176,10 +176,10 @@ class BuiltObject:
         self._require(self._library.pf_set_order(order, seed), "pf_set_order")
 
     def catch_faults(self, address: int) -> None:
-        """From now on a fault of memory protection is noted at `address` as a `pf_fault`; builds
-        that cannot, AddressSanitizer's and CUDA's, do without."""
-        status = self._library.pf_catch_faults(self._ffi.cast("pf_fault *", address))
-        if status == Status.LAUNCH_FAILED:
+        """From now on a fault of memory protection is noted at `address` as a `pf_fault`; objects
+        that cannot (AddressSanitizer's, CUDA's, those of others) do without."""
+        catch = getattr(self._library, "pf_catch_faults", None)
+        if catch and catch(self._ffi.cast("pf_fault *", address)) == Status.LAUNCH_FAILED:
             raise CannotCheckError("no handler for SIGSEGV could be installed")
 
     def dump_coverage(self) -> None:

@@ -91,9 +91,16 @@ class PoolRegion:
     pool_bytes: int
 
     @classmethod
-    def of(cls, buffer: PlannedBuffer, pool_bytes: Sequence[int]) -> PoolRegion:
-        """In the smallest of `pool_bytes` that holds it; a multiple of 256, all of them."""
-        before, guard = buffer.placement.before_bytes, buffer.placement.guard
+    def of(
+        cls, buffer: PlannedBuffer, pool_bytes: Sequence[int], *, guarded: bool = True
+    ) -> PoolRegion:
+        """In the smallest of `pool_bytes` that holds it; a multiple of 256, all of them.
+
+        guarded  whether it lies against its guard; else between red zones, its base modulo 256 as
+                 it would be
+        """
+        before = buffer.placement.before_bytes
+        guard = buffer.placement.guard if guarded else "none"
         # A pool lies between guards: a red zone is needed at the ends that touch none.
         front = before + (0 if guard == "start" else RED_ZONE_BYTES)
         behind = buffer.memory_bytes + (0 if guard == "end" else RED_ZONE_BYTES)

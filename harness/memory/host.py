@@ -237,7 +237,8 @@ class HostArena:
         self._drop_sparse()
         small, large = placed_buffers(plan)
         self._plan, self._expectation = plan, expectation
-        regions = [PoolRegion.of(buffer, POOL_BYTES) for buffer in small]
+        # A sanitizer that sees every byte outside says more about it than a guard does.
+        regions = [PoolRegion.of(b, POOL_BYTES, guarded=not self._poisons) for b in small]
         self._regions = [(region, self._pool(nth, region)) for nth, region in enumerate(regions)]
         for buffer in large:
             self._sparse.append(_SparseRegion(buffer, expectation))
