@@ -6,15 +6,14 @@ Used inside a worker only; a process that has loaded a subject may die of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pagefuzz.harness.build import KERNELS
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.sources import source_path
 from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.expectation import Expectation
@@ -176,6 +175,13 @@ class BuiltObject:
         """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only."""
         self._require(self._library.pf_set_order(order, seed), "pf_set_order")
 
+    def catch_faults(self, address: int) -> None:
+        """From now on a fault of memory protection is noted at `address` as a `pf_fault`; objects
+        that cannot (AddressSanitizer's, CUDA's, those of others) do without."""
+        catch = getattr(self._library, "pf_catch_faults", None)
+        if catch and catch(self._ffi.cast("pf_fault *", address)) == Status.LAUNCH_FAILED:
+            raise CannotCheckError("no handler for SIGSEGV could be installed")
+
     def dump_coverage(self) -> None:
         """Writes what gcov counted so far (coverage builds)."""
         self._require(self._library.pf_coverage_dump(), "pf_coverage_dump")
@@ -228,14 +234,7 @@ class BuiltObject:
     def _site(self, site: Any) -> Site:
         block, thread = tuple(site.block), tuple(site.thread)
         name = self._ffi.string(site.file).decode("utf-8", "replace")
-        return Site(_source_path(name), site.line, block, thread)
-
-
-@cache
-def _source_path(name: str) -> str:
-    """Where a source of that name lies, "kernels/operations/x.cu"; the name where that is open."""
-    found = list(KERNELS.rglob(name)) if name else []
-    return str(Path("kernels") / found[0].relative_to(KERNELS)) if len(found) == 1 else name
+        return Site(source_path(name), site.line, block, thread)
 
 
 class NotAcceptedError(CannotCheckError):

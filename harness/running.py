@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pagefuzz.harness.memory.cuda import CudaArena
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
-from pagefuzz.harness.workers.protocol import Stage
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.oracles import judging, registry
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.contents import FILLS
@@ -78,9 +77,9 @@ class Runner:
     device  name of what it runs on
     """
 
-    def __init__(self, assignment: Assignment, enter: Callable[[Stage], None]) -> None:
-        """Raises `CannotCheckError`. `enter` is told what the worker is about to do."""
-        self._assignment, self._enter = assignment, enter
+    def __init__(self, assignment: Assignment, box: BlackBox) -> None:
+        """Raises `CannotCheckError`. `box` is told what the worker is about to do."""
+        self._assignment, self._box = assignment, box
         self._operation = registry.operation(assignment.operation)
         driver: Driver | None = None
         self.device = "host"
@@ -96,6 +95,7 @@ class Runner:
         )
         if ("cuda" in self._object.flags) != (driver is not None):
             raise CannotCheckError(f"{assignment.object_path} was not built for {self.device}")
+        self._object.catch_faults(box.fault_address())
         self._arena: Arena = (
             HostArena(poisons="asan" in self._object.flags)
             if driver is None
@@ -131,11 +131,13 @@ class Runner:
         mirror = plan if refused else plan.mirrored()
         launches = []
         for fill, placed in zip(FILLS, (plan, mirror), strict=True):
-            subject.marshal(placed, arena.place(placed, expectation))
+            addresses = arena.place(placed, expectation)
+            subject.marshal(placed, addresses)
             arena.fill(fill)
             if subject.keeps_record:
                 subject.begin_check(plan, expectation, arena.store)
-            self._enter(Stage.LAUNCHING)
+            self._box.note_buffers(placed, addresses)
+            self._box.enter(Stage.LAUNCHING)
             status, message = subject.launch()
             record = None
             if subject.keeps_record:
@@ -145,7 +147,7 @@ class Runner:
                     arena.synchronise()  # names the fault, if the launch is why
                     raise
             arena.synchronise()
-            self._enter(Stage.JUDGING)
+            self._box.enter(Stage.JUDGING)
             collected = arena.collect()
             launches.append(
                 Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)

@@ -91,11 +91,19 @@ class PoolRegion:
     pool_bytes: int
 
     @classmethod
-    def of(cls, buffer: PlannedBuffer, pool_bytes: Sequence[int]) -> PoolRegion:
-        """In the smallest of `pool_bytes` that holds it; a multiple of 256, all of them."""
-        size = next(size for size in pool_bytes if size >= least_region_bytes(buffer))
-        base = aligned_base(_front_bytes(buffer), buffer)
-        if buffer.placement.guard == "end":
+    def of(
+        cls, buffer: PlannedBuffer, pool_bytes: Sequence[int], *, guarded: bool = True
+    ) -> PoolRegion:
+        """In the smallest of `pool_bytes` that holds it; a multiple of 256, all of them.
+
+        guarded  whether it lies against its guard; else between red zones, its base modulo 256 as
+                 it would be
+        """
+        front, behind = _beside(buffer, guarded=guarded)
+        base = aligned_base(front, buffer)
+        least = base + buffer.memory_bytes + behind
+        size = next(size for size in pool_bytes if size >= least)
+        if guarded and buffer.placement.guard == "end":
             latest = size - buffer.memory_bytes
             base = latest - (latest - buffer.base_offset_bytes) % BASE_ALIGNMENT_BYTES
         return cls(buffer, base, size)
@@ -132,17 +140,18 @@ def aligned_base(at_least: int, buffer: PlannedBuffer) -> int:
     return round_up(at_least - offset, BASE_ALIGNMENT_BYTES) + offset
 
 
-def _front_bytes(buffer: PlannedBuffer) -> int:
-    """What must lie in front of the base: the workspace and, where no guard is, a red zone."""
-    red_zone = 0 if buffer.placement.guard == "start" else RED_ZONE_BYTES
-    return buffer.placement.before_bytes + red_zone
+def _beside(buffer: PlannedBuffer, *, guarded: bool = True) -> tuple[int, int]:
+    """Bytes that a region between guards needs in front of the base (the workspace there, too) and
+    behind the buffer: a red zone at the ends that touch no guard."""
+    guard = buffer.placement.guard if guarded else "none"
+    front = buffer.placement.before_bytes + (0 if guard == "start" else RED_ZONE_BYTES)
+    return front, 0 if guard == "end" else RED_ZONE_BYTES
 
 
 def least_region_bytes(buffer: PlannedBuffer) -> int:
-    """Of a region between guards: it needs a red zone at each end that the buffer does not touch.
-    Unrounded."""
-    red_zone = 0 if buffer.placement.guard == "end" else RED_ZONE_BYTES
-    return aligned_base(_front_bytes(buffer), buffer) + buffer.memory_bytes + red_zone
+    """What a region between guards has at least, unrounded."""
+    front, behind = _beside(buffer)
+    return aligned_base(front, buffer) + buffer.memory_bytes + behind
 
 
 def placed_buffers(plan: Plan) -> tuple[list[PlannedBuffer], list[PlannedBuffer]]:

@@ -44,7 +44,7 @@ from pagefuzz.oracles.observation import Chunk
 PAGE_BYTES = mmap.PAGESIZE
 GUARD_BYTES = 34 * 2**30
 
-#: Sizes of pools. What is filled of one is mostly more than a quarter; the last holds any small one.
+#: Sizes of pools: of the one in use mostly more than a quarter is filled; the last holds any.
 POOL_BYTES = (PAGE_BYTES, 4 * PAGE_BYTES, 16 * PAGE_BYTES, 2 * SMALL_BYTES)
 
 _PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, 1, 1 | 2
@@ -237,7 +237,8 @@ class HostArena:
         self._drop_sparse()
         small, large = placed_buffers(plan)
         self._plan, self._expectation = plan, expectation
-        regions = [PoolRegion.of(buffer, POOL_BYTES) for buffer in small]
+        # A sanitizer that sees every byte outside says more about it than a guard does.
+        regions = [PoolRegion.of(b, POOL_BYTES, guarded=not self._poisons) for b in small]
         self._regions = [(region, self._pool(nth, region)) for nth, region in enumerate(regions)]
         for buffer in large:
             self._sparse.append(_SparseRegion(buffer, expectation))

@@ -5,7 +5,6 @@ It may die at any moment; whoever asked notices and starts another.
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import traceback
@@ -14,21 +13,17 @@ from typing import Any
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.running import Assignment, Runner
-from pagefuzz.harness.workers.protocol import Message, Stage, receive, send
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.workers.protocol import Message, receive, send
 from pagefuzz.oracles.case import Case, CaseError
 
 
-def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -> int:
+def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> int:
     """Runs cases until the stream ends; the exit code."""
-    stage = mmap.mmap(stage_file, mmap.PAGESIZE)
-    os.close(stage_file)
-
-    def enter(new: Stage) -> None:
-        stage[1] = (stage[1] + 1) % 256
-        stage[0] = new
-
+    box = BlackBox(box_file)
+    os.close(box_file)
     try:
-        runner = Runner(Assignment(**assignment), enter)
+        runner = Runner(Assignment(**assignment), box)
     except (CannotCheckError, DeviceFaultError, DoesNotFitError, MemoryError) as error:
         said = str(error) or "a worker has not enough memory to start"
         send(channel, {"cannot_check": said})
@@ -36,9 +31,9 @@ def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -
     send(channel, {"ready": runner.device})
     try:
         while (message := receive(channel)) is not None:
-            enter(Stage.PREPARING)
+            box.enter(Stage.PREPARING)
             answer = _answer(runner, message)
-            enter(Stage.IDLE)
+            box.enter(Stage.IDLE)
             send(channel, answer)
             if "death" in answer:
                 return 0  # the context is lost: nothing more can be launched from here

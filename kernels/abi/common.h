@@ -135,6 +135,17 @@ enum pf_order {
 /* Order of CTAs and of threads inside each, for the launches that follow.  CUDA builds return PF_REFUSED. */
 int pf_set_order(int32_t order, uint64_t seed);
 
+typedef struct pf_fault {
+  int64_t address;      /* that was accessed */
+  int64_t instruction;  /* that accessed it, from the object's beginning */
+  int32_t is_write;     /* 1 or 0; -1 where the processor does not tell */
+  int32_t signal;       /* SIGSEGV, SIGBUS; 0: no fault so far */
+} pf_fault;
+
+/* From now on the first fault of memory protection is noted in *seen, which must outlive the process,
+ * before it ends it.  AddressSanitizer notes faults itself: PF_REFUSED there, and in CUDA builds. */
+int pf_catch_faults(pf_fault *seen);
+
 /* ---- CUDA only ------------------------------------------------------------------------------------- */
 
 /* Marks which chunks of device memory [data, data + size_bytes) hold a byte other than `value`:

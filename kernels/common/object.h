@@ -5,6 +5,7 @@
 #include "common/scan.h"
 
 #ifndef __CUDACC__
+#include "host/faults.h"
 #include "host/ubsan.h"
 #endif
 
@@ -83,6 +84,15 @@ PF_EXPORT int pf_set_order(int32_t order, uint64_t seed) {
   pf::host::order_kind = order;
   pf::host::order_seed = seed;
   return PF_OK;
+#endif
+}
+
+PF_EXPORT int pf_catch_faults(pf_fault* seen) {
+#if defined(__CUDACC__) || defined(PF_ASAN)
+  (void)seen;
+  return PF_REFUSED;
+#else
+  return pf::host::catch_faults(seen) ? PF_OK : PF_LAUNCH_FAILED;
 #endif
 }
 
