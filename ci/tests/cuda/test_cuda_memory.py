@@ -20,7 +20,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from pagefuzz.harness.build import BuildSpec, build
-from pagefuzz.harness.memory.arena import SMALL_BYTES, DeviceFaultError
+from pagefuzz.harness.memory.arena import SMALL_BYTES, DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.memory.cuda import WHOLE_BYTES, CudaArena
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.native import BuiltObject
@@ -107,6 +107,13 @@ for repeat in (0, 1):
 print(f"{arena.allocated_bytes / 2**20:.0f} MiB, {arena.address_bytes / 2**40:.2f} TiB",
       file=sys.stderr)
 assert arena.allocated_bytes < 2**30
+try:
+    arena.place(plan_of(buffer("x", Role.SOURCE, 2**57)), expectation_of())
+except DoesNotFitError as error:
+    assert str(error).startswith("x: no device address space"), error
+else:
+    raise AssertionError("128 PiB fit")
+arena.place(plan, expectation_of(**footprints))
 arena.close()
 assert arena.allocated_bytes == arena.address_bytes == 0
 print("seen")
