@@ -118,6 +118,7 @@ class CudaArena:
         self._idle: list[Layout] = []  # of earlier launches, the latest last
         self._small: list[_SmallRegion] = []
         self._large: list[_LargeRegion] = []
+        self._is_uncollected = False
 
     @property
     def allocated_bytes(self) -> int:
@@ -135,7 +136,8 @@ class CudaArena:
         self._small = []
         self._idle += [region.layout for region in self._large]
         self._large = []
-        self._trim_idle()
+        if self._is_uncollected:
+            self._forget_strays()
         self._plan, self._expectation = plan, expectation
         small, large = placed_buffers(plan)
         self._small = [self._small_region(nth, buffer) for nth, buffer in enumerate(small)]
@@ -148,12 +150,20 @@ class CudaArena:
             self._large.append(region)
             if region.layout.is_whole:
                 whole_bytes -= region.layout.own_bytes
+        self._trim_idle()
         addresses = {
             s.region.buffer.name: s.pool.address + s.begin + s.region.base for s in self._small
         }
         addresses |= {r.buffer.name: r.layout.address + r.base for r in self._large}
         overlaid_addresses(plan, addresses)
         return addresses
+
+    def _forget_strays(self) -> None:
+        """A launch that nobody collected may have left something anywhere."""
+        self._pools.reset()
+        for pieces in self._pieces.values():
+            pieces.reset()
+        self._is_uncollected = False
 
     def _small_region(self, nth: int, buffer: PlannedBuffer) -> _SmallRegion:
         try:
@@ -231,6 +241,7 @@ class CudaArena:
 
     def fill(self, fill: int) -> None:
         seed = self._plan.case.seed
+        self._is_uncollected = True
         for small in self._small:
             begin, end = small.begin, small.end
             old_begin, old_end = small.pool.used
@@ -265,6 +276,7 @@ class CudaArena:
             examined += large.layout.key.size_bytes
             if found := self._large_chunks(large):
                 chunks[large.buffer.name] = found
+        self._is_uncollected = False
         return Collected(chunks, examined)
 
     def _small_chunks(self) -> dict[str, tuple[Chunk, ...]]:
@@ -374,6 +386,7 @@ class CudaArena:
         self._flags.close()
         self._memory.release_unused()
         self._idle, self._large, self._small, self._pieces = [], [], [], {}
+        self._is_uncollected = False
 
 
 def _in_order(chunks: list[Chunk]) -> tuple[Chunk, ...]:

@@ -91,6 +91,12 @@ class Pools:
         self._memory.driver.set_bytes(own, BACKGROUND, GRANULE_BYTES)
         return Pool(launch.address, own)
 
+    def reset(self) -> None:
+        """All of them hold `BACKGROUND` everywhere again."""
+        self._memory.driver.set_bytes(self.address, BACKGROUND, self.size_bytes)
+        for pool in self._pools.values():
+            pool.used = (0, 0)
+
     def close(self) -> None:
         for view in [*self._launch_views, *([self._own] if self._own else [])]:
             view.close()
@@ -124,6 +130,11 @@ class Pieces:
             self._memory.driver.set_bytes(address, 0, size_bytes)
             self.addresses[size_bytes] = address
         return self._handles[size_bytes]
+
+    def reset(self) -> None:
+        """All of them hold zeros again."""
+        for size_bytes, address in self.addresses.items():
+            self._memory.driver.set_bytes(address, 0, size_bytes)
 
     def close(self) -> None:
         self._view.close()

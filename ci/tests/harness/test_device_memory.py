@@ -19,6 +19,7 @@ from pagefuzz.harness.memory.arena import (
     DoesNotFitError,
 )
 from pagefuzz.harness.memory.cuda import SCAN_CHUNK_BYTES, WHOLE_BYTES, CudaArena
+from pagefuzz.harness.memory.device_memory import KEPT_BYTES
 from pagefuzz.harness.memory.driver import GRANULE_BYTES
 from pagefuzz.harness.memory.host import GUARD_BYTES
 from pagefuzz.oracles.case import Case, Placement
@@ -317,6 +318,32 @@ def test_a_sparse_buffer_whose_every_granule_is_written_has_memory_everywhere(
     for stray in strays:
         flip(address + stray)
     assert changed_offsets(arena) == {"dst": strays}
+
+
+def test_strays_of_a_launch_that_was_not_collected_are_nobody_elses(arena: CudaArena) -> None:
+    """Whatever kept the harness from comparing, the next case begins clean."""
+    plan = plan_of(buffer("a", Role.DESTINATION, 8), buffer("dst", Role.DESTINATION, SPARSE))
+    addresses = arena.place(plan, expectation_of())
+    arena.fill(0)
+    flip(addresses["a"] - 100_000)
+    flip(addresses["dst"] + 2**31)
+    arena.place(plan, expectation_of())
+    arena.fill(0)
+    assert changed_offsets(arena) == {}
+
+
+def test_a_large_layout_serves_both_launches(arena: CudaArena, driver: FakeDriver) -> None:
+    """However much memory it has of its own: more than is kept for later cases."""
+    driver.memory_bytes = 2**31
+    begins = np.arange(0, KEPT_BYTES + 2**24, GRANULE_BYTES)
+    footprint = Footprint(must_write=IntervalSet.of_runs(begins, 64))
+    plan = plan_of(buffer("dst", Role.DESTINATION, int(begins[-1]) + 64))
+    arena.place(plan, expectation_of(dst=footprint))
+    mapped = driver.mapped
+    arena.place(plan.mirrored(), expectation_of(dst=footprint))
+    assert driver.mapped == mapped
+    arena.place(plan_of(buffer("a", Role.SOURCE, 8)), expectation_of())
+    assert arena.allocated_bytes <= KEPT_BYTES + 2**24
 
 
 # ---- limits ----
