@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.running import Answer, Assignment, FixedBytes
+from pagefuzz.harness.running import Answer, Assignment, FixedBytes, Injection
 from pagefuzz.harness.sources import line_of
 from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
 from pagefuzz.harness.workers.journal import Journal
@@ -272,7 +272,13 @@ class Worker:
             raise CannotCheckError(message["cannot_check"])
         self.device = message["ready"]
 
-    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer | Death:
+    def run(
+        self,
+        case: Case,
+        *,
+        with_fixed_bytes: bool = False,
+        injection: Injection | None = None,
+    ) -> Answer | Death:
         """One case; how the process ended if it did so instead of answering.
 
         A process that died of something else than a launch, or that somebody else may have ended,
@@ -280,6 +286,8 @@ class Worker:
         successor does not get through either.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
+        if injection is not None:
+            message["injection"] = injection.to_json()
         doubtful: _Doubtful | None = None
         for _ in range(2):
             self.start()
