@@ -80,12 +80,11 @@ def test_a_layer_that_does_not_keep_its_promise_is_exit_1(
 ) -> None:
     """A guard that is said to see reads inside buffers: found out, with the case."""
     monkeypatch.setattr(injection.Layer, "promises", lambda *_: True)
-    monkeypatch.setattr(injection, "KINDS", (Kind("read", "inside"),))
     assert main(["matrix", "--device", "host", "--op", OPERATION]) == 1
     said = capsys.readouterr()
     assert "cells not as promised" in said.out
     assert "!" in said.out
-    assert "not as promised: Injection(buffer='src'" in said.err
+    assert "not as promised: Injection(buffer=" in said.err
 
 
 def test_kinds_and_layers_are_named_once() -> None:
