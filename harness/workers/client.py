@@ -24,6 +24,7 @@ from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
 from pagefuzz.harness.workers.journal import Journal
 from pagefuzz.harness.workers.protocol import Message, ProtocolError, receive, send
 from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.observation import Death, DeathAccess
 from pagefuzz.oracles.verdict import Verdict
 
@@ -313,7 +314,7 @@ class Worker:
         except TimeoutError:
             stage = running.box.stage
             running.server.kill(running.pid)
-            death = self._bury("hang")
+            death = self._bury(HANG)
             if stage is Stage.LAUNCHING:
                 return death
             raise CannotCheckError(
@@ -375,9 +376,9 @@ class Worker:
         fault = running.box.fault()
         self._running = None
         running.close()
-        if how == "hang":
+        if how == HANG:
             said = f"no answer for {self._timeout_s:g} s; the worker was killed"
-            return Death("hang", f"{said}\n{detail}" if detail else said)
+            return Death(HANG, f"{said}\n{detail}" if detail else said)
         access = None if fault is None else self._access(fault)
         return Death(_how(status, detail), detail, access)
 
