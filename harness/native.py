@@ -22,7 +22,14 @@ from pagefuzz.oracles.observation import AccessFault, CheckRecord, IndexFault, S
 
 ABI_VERSION = 1
 
-_FLAG_NAMES = ("cuda", "checked", "ubsan", "asan", "coverage")  # enum pf_build_flag, bit by bit
+_FLAG_NAMES = (
+    "cuda",
+    "checked",
+    "ubsan",
+    "asan",
+    "coverage",
+    "inject",
+)  # enum pf_build_flag, bit by bit
 _ACCESS_KINDS = ("read", "write", "atomic")  # enum pf_access_kind
 _INDEX_OPERATIONS = ("+", "-", "*", "<<", "neg", "/", "narrow")  # enum pf_index_operation
 
@@ -33,7 +40,7 @@ Store = Callable[[npt.NDArray[np.int64]], int]
 class BuiltObject:
     """One loaded shared object and one launcher in it.
 
-    flags  what it was built as: a subset of "cuda", "checked", "ubsan", "asan", "coverage"
+    flags  what it was built as: a subset of "cuda" and `build.FLAGS`
     """
 
     def __init__(self, path: Path, source: Path, operation: str, symbol: str) -> None:
@@ -174,6 +181,20 @@ class BuiltObject:
     def set_order(self, order: int, seed: int) -> None:
         """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only."""
         self._require(self._library.pf_set_order(order, seed), "pf_set_order")
+
+    def inject(
+        self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
+    ) -> None:
+        """Makes an access the last one of every launch from now on (builds with "inject").
+
+        buffer, address  position of the buffer among the arguments, and where it lies
+        offset_bytes     of the access, from there; kind is "read" or "write"
+        """
+        one = self._ffi.new("pf_injection *")
+        one.data = self._ffi.cast("void *", address)
+        one.offset_bytes, one.size_bytes = offset_bytes, size_bytes
+        one.kind, one.buffer = _ACCESS_KINDS.index(kind), buffer
+        self._require(self._library.pf_inject(one), "pf_inject")
 
     def catch_faults(self, address: int) -> None:
         """From now on a fault of memory protection is noted at `address` as a `pf_fault`; objects

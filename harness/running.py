@@ -45,6 +45,24 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class Injection:
+    """One access more at the end of every launch (builds with "inject"): see `injection`.
+
+    offset_bytes  from the buffer's base
+    size_bytes    1, 2, 4 or 8
+    kind          "read", whose value is thrown away, or "write"
+    """
+
+    buffer: str
+    offset_bytes: int
+    size_bytes: int
+    kind: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class FixedBytes:
     """Everything the contract fixes of a case's results, to compare two backends.
 
@@ -102,7 +120,13 @@ class Runner:
             else CudaArena(driver, self._object.scan)
         )
 
-    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
+    def run(
+        self,
+        case: Case,
+        *,
+        with_fixed_bytes: bool = False,
+        injection: Injection | None = None,
+    ) -> Answer:
         """Launches a case once with each fill, the second time with every buffer at the other end
         of its memory, and judges both.
 
@@ -112,7 +136,7 @@ class Runner:
         plan = self._operation.plan(case)
         expectation = self._operation.expect(plan)
         try:
-            launches = self._launches(plan, expectation)
+            launches = self._launches(plan, expectation, injection)
         except (DoesNotFitError, MemoryError) as error:
             reason = str(error) or "the case does not fit into this machine's memory"
             return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=reason))
@@ -124,7 +148,9 @@ class Runner:
         fixed = fixed_bytes(plan, expectation, launches) if with_fixed_bytes else None
         return Answer(verdict, fixed)
 
-    def _launches(self, plan: Plan, expectation: Expectation) -> tuple[Launch, ...]:
+    def _launches(
+        self, plan: Plan, expectation: Expectation, injection: Injection | None
+    ) -> tuple[Launch, ...]:
         subject, arena = self._object, self._arena
         # A refused case may be one for where its buffers lie.
         refused = expectation.case_class is CaseClass.REFUSED
@@ -133,6 +159,15 @@ class Runner:
         for fill, placed in zip(FILLS, (plan, mirror), strict=True):
             addresses = arena.place(placed, expectation)
             subject.marshal(placed, addresses)
+            if injection is not None:
+                position = plan.buffer_names().index(injection.buffer)
+                subject.inject(
+                    position,
+                    addresses[injection.buffer],
+                    injection.offset_bytes,
+                    injection.size_bytes,
+                    injection.kind,
+                )
             arena.fill(fill)
             if subject.keeps_record:
                 subject.begin_check(plan, expectation, arena.store)

@@ -126,7 +126,17 @@ class Verdict:
 
 
 #: Judgements in the order in which they name a cause when the time of the fault is not known.
-CAUSE_ORDER = ("refusal", "overflow", "bounds", "launch", "death", "untouched", "output", "counts")
+CAUSE_ORDER = (
+    "refusal",
+    "overflow",
+    "bounds",
+    "launch",
+    "death",
+    "hang",
+    "untouched",
+    "output",
+    "counts",
+)
 
 
 def cause_first(failures: Sequence[Failure]) -> tuple[Failure, ...]:

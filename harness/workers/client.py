@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Self
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.running import Answer, Assignment, FixedBytes
+from pagefuzz.harness.running import Answer, Assignment, FixedBytes, Injection
 from pagefuzz.harness.sources import line_of
 from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
 from pagefuzz.harness.workers.journal import Journal
 from pagefuzz.harness.workers.protocol import Message, ProtocolError, receive, send
 from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.observation import Death, DeathAccess
 from pagefuzz.oracles.verdict import Verdict
 
@@ -272,7 +273,13 @@ class Worker:
             raise CannotCheckError(message["cannot_check"])
         self.device = message["ready"]
 
-    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer | Death:
+    def run(
+        self,
+        case: Case,
+        *,
+        with_fixed_bytes: bool = False,
+        injection: Injection | None = None,
+    ) -> Answer | Death:
         """One case; how the process ended if it did so instead of answering.
 
         A process that died of something else than a launch, or that somebody else may have ended,
@@ -280,6 +287,8 @@ class Worker:
         successor does not get through either.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
+        if injection is not None:
+            message["injection"] = injection.to_json()
         doubtful: _Doubtful | None = None
         for _ in range(2):
             self.start()
@@ -305,7 +314,7 @@ class Worker:
         except TimeoutError:
             stage = running.box.stage
             running.server.kill(running.pid)
-            death = self._bury("hang")
+            death = self._bury(HANG)
             if stage is Stage.LAUNCHING:
                 return death
             raise CannotCheckError(
@@ -367,9 +376,9 @@ class Worker:
         fault = running.box.fault()
         self._running = None
         running.close()
-        if how == "hang":
+        if how == HANG:
             said = f"no answer for {self._timeout_s:g} s; the worker was killed"
-            return Death("hang", f"{said}\n{detail}" if detail else said)
+            return Death(HANG, f"{said}\n{detail}" if detail else said)
         access = None if fault is None else self._access(fault)
         return Death(_how(status, detail), detail, access)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
-from pagefuzz.harness.running import Assignment, Runner
+from pagefuzz.harness.running import Assignment, Injection, Runner
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.protocol import Message, receive, send
 from pagefuzz.oracles.case import Case, CaseError
@@ -46,7 +46,12 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
 def _answer(runner: Runner, message: Message) -> Message:
     try:
         case = Case.from_json(message["case"])
-        answer = runner.run(case, with_fixed_bytes=message.get("with_fixed_bytes", False))
+        injected = message.get("injection")
+        answer = runner.run(
+            case,
+            with_fixed_bytes=message.get("with_fixed_bytes", False),
+            injection=None if injected is None else Injection(**injected),
+        )
     except CaseError as error:
         return {"case_error": str(error)}
     except CannotCheckError as error:

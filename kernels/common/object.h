@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/checking.h"
+#include "common/injection.h"
 #include "common/scan.h"
 
 #ifndef __CUDACC__
@@ -27,6 +28,9 @@ PF_EXPORT int pf_build_flags(void) {
 #endif
 #ifdef PF_COVERAGE
   flags |= PF_BUILD_COVERAGE;
+#endif
+#ifdef PF_INJECT
+  flags |= PF_BUILD_INJECT;
 #endif
   return flags;
 }
@@ -84,6 +88,16 @@ PF_EXPORT int pf_set_order(int32_t order, uint64_t seed) {
   pf::host::order_kind = order;
   pf::host::order_seed = seed;
   return PF_OK;
+#endif
+}
+
+PF_EXPORT int pf_inject(const pf_injection* injection) {
+#ifdef PF_INJECT
+  pf::injected = *injection;
+  return PF_OK;
+#else
+  (void)injection;
+  return PF_REFUSED;
 #endif
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
+from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.observation import DeathAccess
 from pagefuzz.oracles.verdict import Failure
 
@@ -18,7 +19,7 @@ class DeathJudgement(Judgement):
     def judge(self, run: Run) -> Judged:
         survived = len(run.observation.launches)
         death = run.observation.death
-        if death is None:
+        if death is None or death.how == HANG:
             return Judged((), survived)
         if death.access is not None and death.access.buffer:
             return Judged((self._at_a_buffer(run, death.how, death.access),), survived + 1)

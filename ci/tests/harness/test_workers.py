@@ -385,4 +385,5 @@ def test_a_worker_without_memory_cannot_check(assignment: Assignment) -> None:
         assert answer.verdict.outcome is Outcome.NOT_RUN
         assert "no address space" in answer.verdict.not_run
     finally:
+        worker.close()
         close_servers()
