@@ -30,7 +30,7 @@ from pagefuzz.harness.errors import CannotCheckError
 KERNELS = Path(pagefuzz.kernels.__file__).parent
 
 #: Flags in the order in which they are printed; "release" stands for none of them.
-FLAGS = ("checked", "ubsan", "asan", "coverage")
+FLAGS = ("checked", "ubsan", "asan", "coverage", "inject")
 RELEASE = "release"
 TARGETS = ("host", "cuda")
 
@@ -64,7 +64,7 @@ class BuildSpec:
             if self.target == "cuda" and flag in _HOST_ONLY:
                 raise CannotCheckError(
                     f"build flag {flag!r} exists for the host only; a cuda object may be "
-                    f"{RELEASE} or checked"
+                    f"{RELEASE}, checked or inject"
                 )
 
     @classmethod

@@ -23,7 +23,7 @@ from pagefuzz.harness.build import BuildSpec, cache_folder, compiler
 from pagefuzz.harness.build import build as build_object
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.running import Assignment, FixedBytes
+from pagefuzz.harness.running import Assignment, FixedBytes, Injection
 from pagefuzz.harness.workers.client import Worker
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import judging, registry
@@ -112,21 +112,22 @@ class Checker:
         """Starts the worker, which `check` does by itself; fails early with `CannotCheckError`."""
         self._worker.start()
 
-    def check(self, case: Case) -> Verdict:
+    def check(self, case: Case, *, injection: Injection | None = None) -> Verdict:
         """Launches a case twice and judges what was seen.
+
+        injection  an access that each launch makes at its end (builds with "inject")
 
         Returns a verdict that is clean, failed (the cause first) or, with the reason, not run.
         Raises `CaseError` for a case that the operation cannot lay out, and `CannotCheckError`
         if nothing could be judged; neither is a pass.
         """
-        return self.check_fixed_bytes(case, wanted=False)[0]
+        answer = self._worker.run(case, injection=injection)
+        return self._judge_death(case, answer) if isinstance(answer, Death) else answer.verdict
 
-    def check_fixed_bytes(
-        self, case: Case, *, wanted: bool = True
-    ) -> tuple[Verdict, FixedBytes | None]:
+    def check_fixed_bytes(self, case: Case) -> tuple[Verdict, FixedBytes | None]:
         """As `check`, with a digest of every byte that the contract fixes, to compare backends;
         None if nothing was launched or the worker died."""
-        answer = self._worker.run(case, with_fixed_bytes=wanted)
+        answer = self._worker.run(case, with_fixed_bytes=True)
         if isinstance(answer, Death):
             return self._judge_death(case, answer), None
         return answer.verdict, answer.fixed_bytes

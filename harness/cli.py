@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_fuzz(commands)
     _add_replay(commands)
     _add_roundtrip(commands)
+    _add_matrix(commands)
     return top
 
 
@@ -198,6 +199,33 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
 
 
+def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    matrix = commands.add_parser(
+        "matrix",
+        help="inject wrong accesses, show which layer sees which",
+        description="Lets sound kernels make one wrong access at a time, of each kind and to each "
+        "buffer, and shows which layer of detection sees it. Exit code 1 if that is not what the "
+        "layer promises.",
+    )
+    matrix.add_argument("--op", action="append", metavar="OP", help="operation; default: all")
+    matrix.add_argument(
+        "--subject", action="append", metavar="S", help="default: one sound one an operation"
+    )
+    matrix.add_argument(
+        "--device",
+        choices=("auto", "host", "cuda"),
+        default="auto",
+        help="auto: cuda where there is a GPU; default: auto",
+    )
+    matrix.add_argument(
+        "--tries", type=positive, default=1, metavar="N", help="cases for each cell; default: 1"
+    )
+    matrix.add_argument(
+        "--jobs", type=positive, default=1, metavar="N", help="operations at a time; default: 1"
+    )
+    matrix.add_argument("--report", type=Path, metavar="DIR", help="write matrix.json there")
+
+
 def _add_device(
     command: argparse.ArgumentParser, *, default: str | None, build: str | None
 ) -> None:
@@ -269,6 +297,10 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
             from pagefuzz.harness.commands.roundtrip import roundtrip
 
             return roundtrip(options)
+        if options.command == "matrix":
+            from pagefuzz.harness.commands.matrix import matrix
+
+            return matrix(options)
         if options.command == "list":
             from pagefuzz.harness.commands.listing import listing
 

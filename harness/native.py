@@ -6,15 +6,14 @@ Used inside a worker only; a process that has loaded a subject may die of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pagefuzz.harness.build import KERNELS
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.objects import Store
+from pagefuzz.harness.sources import source_path
 from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.expectation import Expectation
@@ -30,7 +29,14 @@ from pagefuzz.oracles.observation import (
 
 ABI_VERSION = 1
 
-_FLAG_NAMES = ("cuda", "checked", "ubsan", "asan", "coverage")  # enum pf_build_flag, bit by bit
+_FLAG_NAMES = (
+    "cuda",
+    "checked",
+    "ubsan",
+    "asan",
+    "coverage",
+    "inject",
+)  # enum pf_build_flag, bit by bit
 _ACCESS_KINDS = ("read", "write", "atomic")  # enum pf_access_kind
 _INDEX_OPERATIONS = ("+", "-", "*", "<<", "neg", "/", "narrow")  # enum pf_index_operation
 
@@ -38,7 +44,7 @@ _INDEX_OPERATIONS = ("+", "-", "*", "<<", "neg", "/", "narrow")  # enum pf_index
 class BuiltObject:
     """One loaded shared object and one launcher in it.
 
-    flags  what it was built as: a subset of "cuda", "checked", "ubsan", "asan", "coverage"
+    flags  what it was built as: a subset of "cuda" and `build.FLAGS`
     """
 
     def __init__(self, path: Path, source: Path, operation: str, symbol: str) -> None:
@@ -184,19 +190,40 @@ class BuiltObject:
         """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only."""
         self._require(self._library.pf_set_order(order, seed), "pf_set_order")
 
+    def inject(
+        self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
+    ) -> None:
+        """Makes an access the last one of every launch from now on (builds with "inject").
+
+        buffer, address  position of the buffer among the arguments, and where it lies
+        offset_bytes     of the access, from there; kind is "read" or "write"
+        """
+        one = self._ffi.new("pf_injection *")
+        one.data = self._ffi.cast("void *", address)
+        one.offset_bytes, one.size_bytes = offset_bytes, size_bytes
+        one.kind, one.buffer = _ACCESS_KINDS.index(kind), buffer
+        self._require(self._library.pf_inject(one), "pf_inject")
+
+    def catch_faults(self, address: int) -> None:
+        """From now on a fault of memory protection is noted at `address` as a `pf_fault`; objects
+        that cannot (AddressSanitizer's, CUDA's, those of others) do without."""
+        catch = getattr(self._library, "pf_catch_faults", None)
+        if catch and catch(self._ffi.cast("pf_fault *", address)) == Status.LAUNCH_FAILED:
+            raise CannotCheckError("no handler for SIGSEGV could be installed")
+
     def dump_coverage(self) -> None:
         """Writes what gcov counted so far (coverage builds)."""
         self._require(self._library.pf_coverage_dump(), "pf_coverage_dump")
 
-    def scan(self, data: int, size_bytes: int, chunk_bytes: int, flags: int) -> None:
-        """Flags each chunk of device memory that holds a byte other than 0 (CUDA builds)."""
+    def scan(self, data: int, size_bytes: int, chunk_bytes: int, value: int, flags: int) -> None:
+        """Flags each chunk of device memory that holds a byte other than `value` (CUDA builds)."""
         cast = self._ffi.cast
         self._require(
             self._library.pf_scan(
                 cast("void *", data),
                 size_bytes,
                 chunk_bytes,
-                0,
+                value,
                 cast("uint8_t *", flags),
                 self._ffi.NULL,
             ),
@@ -236,14 +263,7 @@ class BuiltObject:
     def _site(self, site: Any) -> Site:
         block, thread = tuple(site.block), tuple(site.thread)
         name = self._ffi.string(site.file).decode("utf-8", "replace")
-        return Site(_source_path(name), site.line, block, thread)
-
-
-@cache
-def _source_path(name: str) -> str:
-    """Where a source of that name lies, "kernels/operations/x.cu"; the name where that is open."""
-    found = list(KERNELS.rglob(name)) if name else []
-    return str(Path("kernels") / found[0].relative_to(KERNELS)) if len(found) == 1 else name
+        return Site(source_path(name), site.line, block, thread)
 
 
 class NotAcceptedError(CannotCheckError):

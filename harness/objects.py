@@ -43,5 +43,14 @@ class LaunchObject(Protocol):
     def compilations(self) -> tuple[Compilation, ...]:
         """What is compiled for which launches; empty for what is compiled ahead of them all."""
 
+    def inject(
+        self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
+    ) -> None:
+        """Makes an access the last one of every launch from now on. Raises `CannotCheckError` for
+        an object that was not built for that."""
+
+    def catch_faults(self, address: int) -> None:
+        """From now on a fault of memory protection is noted at `address`, if the object can."""
+
     def dump_coverage(self) -> None:
         """Writes what gcov counted so far (coverage builds)."""

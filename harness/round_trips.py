@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +17,11 @@ from pagefuzz.harness.memory.cuda import CudaArena
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
-from pagefuzz.harness.running import Answer, Assignment
+from pagefuzz.harness.running import Answer, Assignment, Injection
 from pagefuzz.harness.subjects import Subject
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import Worker
 from pagefuzz.harness.workers.journal import Journal, new_path
-from pagefuzz.harness.workers.protocol import Stage
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.contents import FILLS
@@ -71,9 +70,9 @@ class RoundTripRunner:
     device  name of what they run on
     """
 
-    def __init__(self, assignment: RoundTripAssignment, enter: Callable[[Stage], None]) -> None:
-        """Raises `CannotCheckError`. `enter` is told what the worker is about to do."""
-        self._assignment, self._enter = assignment, enter
+    def __init__(self, assignment: RoundTripAssignment, box: BlackBox) -> None:
+        """Raises `CannotCheckError`. `box` is told what the worker is about to do."""
+        self._assignment, self._box = assignment, box
         driver: Driver | None = None
         self.device = "host"
         if assignment.writer.backend == "cuda":
@@ -90,12 +89,20 @@ class RoundTripRunner:
         """Raises `CaseError`."""
         return RoundTrip.from_json(data)
 
-    def run(self, trip: RoundTrip, *, with_fixed_bytes: bool = False) -> Answer:
+    def run(
+        self,
+        trip: RoundTrip,
+        *,
+        with_fixed_bytes: bool = False,
+        injection: Injection | None = None,
+    ) -> Answer:
         """Launches a trip once with each fill, and judges both.
 
         Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
         trip for which there is no memory is answered as not run.
         """
+        if injection is not None:
+            raise CannotCheckError("nothing can be injected into a round trip")
         laid = lay_out(trip)
         own = (self._assignment.writer.operation, self._assignment.reader.operation)
         if trip.pair != pair_name(*own):
@@ -110,18 +117,21 @@ class RoundTripRunner:
         return Answer(judge_round_trip(laid, launches, contained=contained))
 
     def _launches(self, laid: LaidRoundTrip) -> list[RoundTripLaunch]:
-        addresses = self._arena.place(laid.plan, laid.expectation)
         launches = []
-        for fill in FILLS:
+        for fill, plan in zip(FILLS, (laid.plan, laid.plan.mirrored()), strict=True):
+            addresses = self._arena.place(plan, laid.expectation)
             self._arena.fill(fill)
             steps = []
             for index, step in enumerate(laid.steps):
                 own = {name: addresses[step.buffer(name)] for name in step.plan.buffers}
                 subject = self._reader if index else self._writer
+                assignment = self._assignment.reader if index else self._assignment.writer
                 subject.marshal(step.plan, own)
                 if subject.keeps_record:
                     subject.begin_check(step.plan, step.expectation, self._arena.store)
-                self._enter(Stage.LAUNCHING)
+                subject.catch_faults(self._box.fault_address())
+                self._box.note_launch(assignment.object_path, plan, addresses)
+                self._box.enter(Stage.LAUNCHING)
                 status, message = subject.launch()
                 record = None
                 if subject.keeps_record:
@@ -134,7 +144,7 @@ class RoundTripRunner:
                 steps.append(StepLaunch(status, message, record))
                 if status is not Status.OK:
                     break  # nothing to read, or nothing was read
-            self._enter(Stage.JUDGING)
+            self._box.enter(Stage.JUDGING)
             seen = self._arena.collect()
             memory = Launch(fill, steps[-1].status, "", seen.chunks, seen.examined_bytes)
             launches.append(RoundTripLaunch(tuple(steps), memory))

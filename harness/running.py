@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
 from pagefuzz.harness.objects import LaunchObject
-from pagefuzz.harness.workers.protocol import Stage
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.oracles import judging, registry, relation
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.contents import FILLS
@@ -26,7 +26,7 @@ from pagefuzz.oracles.layout import Plan, Role
 from pagefuzz.oracles.observation import Launch, Observation, Related
 from pagefuzz.oracles.relation import RelationJudgement
 from pagefuzz.oracles.runs import before_and_after
-from pagefuzz.oracles.verdict import Outcome, Verdict
+from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,24 @@ class Assignment:
     promises_containment: bool
     keys_path: str = ""
     scan_path: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One access more at the end of every launch (builds with "inject"): see `injection`.
+
+    offset_bytes  from the buffer's base
+    size_bytes    1, 2, 4 or 8
+    kind          "read", whose value is thrown away, or "write"
+    """
+
+    buffer: str
+    offset_bytes: int
+    size_bytes: int
+    kind: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,9 +105,9 @@ class Runner:
     device  name of what it runs on
     """
 
-    def __init__(self, assignment: Assignment, enter: Callable[[Stage], None]) -> None:
-        """Raises `CannotCheckError`. `enter` is told what the worker is about to do."""
-        self._assignment, self._enter = assignment, enter
+    def __init__(self, assignment: Assignment, box: BlackBox) -> None:
+        """Raises `CannotCheckError`. `box` is told what the worker is about to do."""
+        self._assignment, self._box = assignment, box
         self._operation = registry.operation(assignment.operation)
         driver: Driver | None = None
         self.device = "host"
@@ -100,6 +118,7 @@ class Runner:
         self._object, scan = _loaded(assignment)
         if ("cuda" in self._object.flags) != (driver is not None):
             raise CannotCheckError(f"{assignment.object_path} was not built for {self.device}")
+        self._object.catch_faults(box.fault_address())
         self._arena: Arena = (
             HostArena(poisons="asan" in self._object.flags)
             if driver is None
@@ -110,9 +129,16 @@ class Runner:
         """Raises `CaseError`."""
         return Case.from_json(data)
 
-    def run(self, case: Case, *, with_fixed_bytes: bool = False) -> Answer:
-        """Launches a case once with each fill, once more for each relation that it names and that
-        applies, and judges all of them.
+    def run(
+        self,
+        case: Case,
+        *,
+        with_fixed_bytes: bool = False,
+        injection: Injection | None = None,
+    ) -> Answer:
+        """Launches a case once with each fill, the second time with every buffer at the other end
+        of its memory, once more for each relation that it names and that applies, and judges all
+        of them.
 
         Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
         case for which there is no memory is answered as not run.
@@ -121,7 +147,7 @@ class Runner:
         plan = self._operation.plan(case)
         expectation = self._operation.expect(plan)
         try:
-            launches = self._launches(plan, expectation, FILLS)
+            launches = self._launches(plan, expectation, FILLS, injection)
             related = tuple(self._related(plan, expectation, relations))
         except (DoesNotFitError, MemoryError) as error:
             reason = str(error) or "the case does not fit into this machine's memory"
@@ -151,16 +177,34 @@ class Runner:
                 yield Related(name, derived, launch)
 
     def _launches(
-        self, plan: Plan, expectation: Expectation, fills: Sequence[int]
+        self,
+        plan: Plan,
+        expectation: Expectation,
+        fills: Sequence[int],
+        injection: Injection | None = None,
     ) -> tuple[Launch, ...]:
         subject, arena = self._object, self._arena
-        subject.marshal(plan, arena.place(plan, expectation))
+        # A refused case may be one for where its buffers lie.
+        refused = expectation.case_class is CaseClass.REFUSED
+        mirror = plan if refused else plan.mirrored()
         launches = []
-        for fill in fills:
+        for fill, placed in zip(fills, (plan, mirror), strict=False):
+            addresses = arena.place(placed, expectation)
+            subject.marshal(placed, addresses)
+            if injection is not None:
+                position = plan.buffer_names().index(injection.buffer)
+                subject.inject(
+                    position,
+                    addresses[injection.buffer],
+                    injection.offset_bytes,
+                    injection.size_bytes,
+                    injection.kind,
+                )
             arena.fill(fill)
             if subject.keeps_record:
                 subject.begin_check(plan, expectation, arena.store)
-            self._enter(Stage.LAUNCHING)
+            self._box.note_launch(self._assignment.object_path, placed, addresses)
+            self._box.enter(Stage.LAUNCHING)
             status, message = subject.launch()
             record = None
             if subject.keeps_record:
@@ -170,7 +214,7 @@ class Runner:
                     arena.synchronise()  # names the fault, if the launch is why
                     raise
             arena.synchronise()
-            self._enter(Stage.JUDGING)
+            self._box.enter(Stage.JUDGING)
             collected = arena.collect()
             launches.append(
                 Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)

@@ -17,8 +17,11 @@ from typing import Any
 
 CASE_SCHEMA = 1
 
-#: A placement's base lies `offset_bytes` past an address that is a multiple of this.
+#: Bases are placed modulo this.
 BASE_ALIGNMENT_BYTES = 256
+
+#: The end of a buffer, workspace included, that lies against memory which nobody may touch.
+GUARDS = ("end", "start", "none")
 
 #: Recipe name -> names of its parameters; a name ending in `[]` is a list of integers.
 RECIPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -129,7 +132,10 @@ class Values:
 class Placement:
     """Where one buffer lies in memory. All in bytes.
 
-    offset_bytes  of the base, past a multiple of `BASE_ALIGNMENT_BYTES`
+    guard         which end of the buffer (of the workspace that it is a slice of) lies against
+                  memory that nobody may touch: "end", "start", or "none": between red zones
+    offset_bytes  of the base, past a multiple of 16, or of `BASE_ALIGNMENT_BYTES` without a guard;
+                  0 beside a guard: as near to it as elements that are aligned can lie
     before_bytes  of workspace that the buffer is a slice of, in front of it (never to be written)
     slack_bytes   by which the extent passed to the launcher exceeds what the layout needs
     after_bytes   of workspace behind that extent (never to be written)
@@ -142,6 +148,7 @@ class Placement:
     slack_bytes: int = 0
     after_bytes: int = 0
     over: tuple[str, int] | None = None
+    guard: str = GUARDS[0]
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -151,12 +158,17 @@ class Placement:
         }
         if self.over is not None:
             out["over"] = list(self.over)
+        if self.guard != GUARDS[0]:
+            out["guard"] = self.guard
         return out
 
     @classmethod
     def from_json(cls, data: object, what: str) -> Placement:
         data = _mapping(data, what)
-        _no_more_keys(data, (*_PLACEMENT_NUMBERS, "over"), what)
+        _no_more_keys(data, (*_PLACEMENT_NUMBERS, "over", "guard"), what)
+        guard = data.get("guard", GUARDS[0])
+        if guard not in GUARDS:
+            raise CaseError(f"{what}.guard={guard!r:.60} must be one of {', '.join(GUARDS)}")
         over = data.get("over")
         if over is not None:
             if not (isinstance(over, list) and len(over) == 2 and isinstance(over[0], str)):
@@ -166,6 +178,7 @@ class Placement:
             over = (over[0], _integer(over[1], f"{what}.over[1]"))
         return cls(
             over=over,
+            guard=guard,
             **{
                 name: _integer(data.get(name, 0), f"{what}.{name}", legal)
                 for name, legal in _PLACEMENT_NUMBERS.items()

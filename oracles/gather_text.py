@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pagefuzz.oracles.case import Values
+from pagefuzz.oracles.case import Placement, Values
 from pagefuzz.oracles.index_values import int32s
 from pagefuzz.oracles.layout import Plan
 from pagefuzz.oracles.pages import Pages
@@ -107,6 +107,8 @@ def oddities(plan: Plan) -> list[str]:
         placement = buffer.placement
         if placement.offset_bytes:
             parts.append(f"{name} +{placement.offset_bytes} B")
+        if placement.guard != Placement().guard:
+            parts.append(f"{name} guard {placement.guard}")
         if placement.over is not None:
             parts.append(f"{name} over {placement.over[0]} +{placement.over[1]} B")
     parts += [f"{name}:={value}" for name, value in plan.case.overrides.items()]

@@ -8,7 +8,7 @@ from the index values that are really in memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 import numpy as np
@@ -142,6 +142,25 @@ class PlannedBuffer:
             return 0
         return self.required_bytes + self.placement.slack_bytes + self.placement.after_bytes
 
+    @property
+    def base_offset_bytes(self) -> int:
+        """The base's address modulo `BASE_ALIGNMENT_BYTES`.
+
+        Beside a guard it follows from the size: what lies there, workspace included, ends (begins)
+        less than one element from the guard, or less than 16 bytes where a misalignment is asked
+        for. Whatever is required is a multiple of the element, which has 8 bytes at most.
+        """
+        wanted = self.placement.offset_bytes
+        if self.placement.guard == "none":
+            return wanted
+        lowest_bit = self.required_bytes & -self.required_bytes
+        step = 16 if wanted else min(lowest_bit or 8, 8)
+        if self.placement.guard == "start":
+            near = self.placement.before_bytes
+            return (near + (wanted - near) % step) % BASE_ALIGNMENT_BYTES
+        near = -self.memory_bytes
+        return (near - (near - wanted) % step) % BASE_ALIGNMENT_BYTES
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -166,5 +185,15 @@ class Plan:
     def base_alignment_offset_bytes(self, name: str) -> int:
         """The base's address modulo `BASE_ALIGNMENT_BYTES`."""
         root, offset_bytes = self.base(name)
-        inside = self.buffers[root].placement.offset_bytes + offset_bytes
-        return inside % BASE_ALIGNMENT_BYTES
+        return (self.buffers[root].base_offset_bytes + offset_bytes) % BASE_ALIGNMENT_BYTES
+
+    def mirrored(self) -> Plan:
+        """The same with every buffer against the guard at its other end, as near as can be."""
+        swapped = {"end": "start", "start": "end", "none": "none"}
+        buffers = {}
+        for name, buffer in self.buffers.items():
+            guard = swapped[buffer.placement.guard]
+            offset_bytes = buffer.placement.offset_bytes if guard == "none" else 0
+            placement = replace(buffer.placement, guard=guard, offset_bytes=offset_bytes)
+            buffers[name] = replace(buffer, placement=placement)
+        return replace(self, buffers=buffers)

@@ -169,15 +169,34 @@ class Compilation:
 
 
 @dataclass(frozen=True)
+class DeathAccess:
+    """The access that a worker died of.
+
+    buffer        the one beside it; "" if there is none
+    offset_bytes  from its base, or from 0
+    memory_bytes  of it, workspace behind it included
+    is_write      None if that is not known
+    where         "kernels/operations/x.cu:88", "" if that is not known
+    """
+
+    buffer: str
+    offset_bytes: int
+    memory_bytes: int
+    is_write: bool | None
+    where: str
+
+
+@dataclass(frozen=True)
 class Death:
     """How a worker ended instead of answering.
 
     how is the short fixed name ("SIGSEGV", "illegal memory access", "exit status 3"), detail the
-    rest of what is known; fill which launch it was.
+    rest of what is known.
     """
 
     how: str
     detail: str = ""
+    access: DeathAccess | None = None
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,7 @@ CAUSE_ORDER = (
     "bounds",
     "launch",
     "death",
+    "hang",
     "untouched",
     "output",
     "poison",

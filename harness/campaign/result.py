@@ -17,7 +17,7 @@ EXIT_CLEAN, EXIT_FINDINGS, EXIT_NOT_CHECKED = 0, 1, 2
 ENOUGH_CASES = 100
 
 #: Judgements that examine every case, however few there are.
-_OF_EVERY_CASE = frozenset({"death"})
+_OF_EVERY_CASE = frozenset({"death", "hang"})
 
 
 @dataclass

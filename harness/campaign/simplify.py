@@ -37,6 +37,8 @@ def weight(case: Case) -> Weight:
         numbers += [value for value in placement.to_json().values() if isinstance(value, int)]
         if placement.over is not None:
             numbers += [placement.over[1]]
+        if placement.guard != Placement().guard:
+            numbers += [1]
     count = len(numbers) + len(case.relations)
     return count, sum(map(abs, numbers)), case.seed, case.dumps()
 

@@ -52,7 +52,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         for subject in chosen
     ]
     if options.report is not None:
-        _make_folder(options.report)
+        make_folder(options.report)
     build, flags = _build_all(units, backend, options.build)
 
     time_s, cases = options.time, options.cases
@@ -132,7 +132,7 @@ def _jobs_for(backend: str) -> int:
     return cores if backend == "host" else min(cores, MOST_CUDA_JOBS)
 
 
-def _make_folder(report: Path) -> None:
+def make_folder(report: Path) -> None:
     """Raises `CannotCheckError` if nothing can be written there, hours before it would matter."""
     try:
         report.mkdir(parents=True, exist_ok=True)

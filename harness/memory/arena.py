@@ -1,14 +1,16 @@
-"""What memory of either backend offers, and how small buffers share one slab.
+"""What memory of either backend offers.
 
-Every buffer of a case gets its own *region*: the buffer, the workspace it is a slice of and red
-zones of at least `RED_ZONE_BYTES` beyond both. Small regions lie side by side in one slab and are
-filled and compared whole. A large region is sparse: only *windows* around the footprint hold
-contents, every other byte is zero, and what a launch touched is found without walking the buffer.
+Every buffer of a case gets its own *region*: the buffer and the workspace it is a slice of. The
+region lies against a *guard*, memory that nobody may touch, at the end that its placement names; at
+its other end, and between the buffer and the guard where alignment leaves room, lies a red zone.
+Small regions lie in *pools*, mapped once and reused, and are filled and compared whole. A large
+region is sparse: only *windows* around the footprint hold contents, every other byte is zero, and
+what a launch touched is found without walking the buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +27,10 @@ RED_ZONE_BYTES = 256
 
 #: Regions up to this size are filled and compared whole: writing position-hashed bytes costs about
 #: 7 ns each, so that a region of this size costs what the rest of a case does.
-SLAB_REGION_BYTES = 256 * 1024
+SMALL_BYTES = 256 * 1024
+
+#: What a pool holds beyond a region's red zones.
+BACKGROUND = 0xA5
 
 
 class DoesNotFitError(Exception):
@@ -74,22 +79,55 @@ class Arena(Protocol):
 
 
 @dataclass(frozen=True)
-class SlabRegion:
-    """A small buffer's region in a slab.
+class PoolRegion:
+    """A small buffer's region: all of a pool.
 
-    base   offset of the buffer's base in the slab, in bytes
-    begin  first byte of the region as an offset from the base; the region before it ends there
-    end    exclusive
+    base        offset of the buffer's base in the pool, in bytes
+    pool_bytes  of the pool: one of `POOL_BYTES`
     """
 
     buffer: PlannedBuffer
     base: int
-    begin: int
-    end: int
+    pool_bytes: int
+
+    @classmethod
+    def of(
+        cls, buffer: PlannedBuffer, pool_bytes: Sequence[int], *, guarded: bool = True
+    ) -> PoolRegion:
+        """In the smallest of `pool_bytes` that holds it; a multiple of 256, all of them.
+
+        guarded  whether it lies against its guard; else between red zones, its base modulo 256 as
+                 it would be
+        """
+        front, behind = _beside(buffer, guarded=guarded)
+        base = aligned_base(front, buffer)
+        least = base + buffer.memory_bytes + behind
+        size = next(size for size in pool_bytes if size >= least)
+        if guarded and buffer.placement.guard == "end":
+            latest = size - buffer.memory_bytes
+            base = latest - (latest - buffer.base_offset_bytes) % BASE_ALIGNMENT_BYTES
+        return cls(buffer, base, size)
 
     @property
-    def slice(self) -> slice:
-        return slice(self.base + self.begin, self.base + self.end)
+    def begin(self) -> int:
+        """The pool's first byte, as an offset from the base."""
+        return -self.base
+
+    @property
+    def end(self) -> int:
+        return self.pool_bytes - self.base
+
+    def contents(self, expectation: Expectation, seed: int, fill: int) -> Bytes:
+        """uint8 [pool_bytes]: what the pool holds before a launch. Beyond the red zones it is the
+        same byte everywhere."""
+        placement = self.buffer.placement
+        begin = max(self.begin, -placement.before_bytes - RED_ZONE_BYTES)
+        end = min(self.end, self.buffer.memory_bytes + RED_ZONE_BYTES)
+        out = np.full(self.pool_bytes, BACKGROUND, np.uint8)
+        out[begin + self.base : end + self.base] = contents(
+            self.buffer, expectation, seed, fill, begin, end
+        )
+        return out
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -98,27 +136,22 @@ def round_up(value: int, multiple: int) -> int:
 
 def aligned_base(at_least: int, buffer: PlannedBuffer) -> int:
     """The lowest offset >= `at_least` with exactly the misalignment that the placement asks for."""
-    offset = buffer.placement.offset_bytes
+    offset = buffer.base_offset_bytes
     return round_up(at_least - offset, BASE_ALIGNMENT_BYTES) + offset
 
 
-def slab_regions(buffers: Iterable[PlannedBuffer], granularity: int) -> list[SlabRegion]:
-    """Regions that tile a slab: what lies between two buffers belongs to one of them.
+def _beside(buffer: PlannedBuffer, *, guarded: bool = True) -> tuple[int, int]:
+    """Bytes that a region between guards needs in front of the base (the workspace there, too) and
+    behind the buffer: a red zone at the ends that touch no guard."""
+    guard = buffer.placement.guard if guarded else "none"
+    front = buffer.placement.before_bytes + (0 if guard == "start" else RED_ZONE_BYTES)
+    return front, 0 if guard == "end" else RED_ZONE_BYTES
 
-    The last region ends at a multiple of `granularity`.
-    """
-    regions: list[SlabRegion] = []
-    cursor = 0
-    for buffer in buffers:
-        base = aligned_base(cursor + RED_ZONE_BYTES + buffer.placement.before_bytes, buffer)
-        end = base + buffer.memory_bytes + RED_ZONE_BYTES
-        regions.append(SlabRegion(buffer, base, cursor - base, end - base))
-        cursor = end
-    if regions:
-        last = regions[-1]
-        end = round_up(cursor, granularity) - last.base
-        regions[-1] = SlabRegion(last.buffer, last.base, last.begin, end)
-    return regions
+
+def least_region_bytes(buffer: PlannedBuffer) -> int:
+    """What a region between guards has at least, unrounded."""
+    front, behind = _beside(buffer)
+    return aligned_base(front, buffer) + buffer.memory_bytes + behind
 
 
 def placed_buffers(plan: Plan) -> tuple[list[PlannedBuffer], list[PlannedBuffer]]:
@@ -129,7 +162,7 @@ def placed_buffers(plan: Plan) -> tuple[list[PlannedBuffer], list[PlannedBuffer]
         if buffer.placement.over is not None or (buffer.is_null and not buffer.memory_bytes):
             continue
         span = buffer.placement.before_bytes + buffer.memory_bytes
-        (small if span <= SLAB_REGION_BYTES else large).append(buffer)
+        (small if span <= SMALL_BYTES else large).append(buffer)
     return small, large
 
 
@@ -148,7 +181,8 @@ def overlaid_addresses(plan: Plan, addresses: dict[str, int]) -> None:
 
 
 def is_written(buffer: PlannedBuffer) -> bool:
-    """Whether judgements want the buffer's bytes even where nothing changed."""
+    """Whether a launch may write to the buffer: the others are mapped read-only, and judgements
+    want its bytes even where nothing changed."""
     return buffer.role.is_destination or buffer.role is Role.COUNTERS
 
 
@@ -159,16 +193,8 @@ def contents(
     return initial_bytes(buffer, readable, seed, fill, begin, end)
 
 
-def slab_chunks(
-    regions: Sequence[SlabRegion], before: Bytes, after: Bytes
-) -> dict[str, tuple[Chunk, ...]]:
-    """Regions that changed, and those of written buffers, as chunks.
-
-    `before` and `after` hold the whole slab.
-    """
-    chunks: dict[str, tuple[Chunk, ...]] = {}
-    for region in regions:
-        old, new = before[region.slice], after[region.slice]
-        if is_written(region.buffer) or not np.array_equal(old, new):
-            chunks[region.buffer.name] = (Chunk(region.begin, old, new),)
-    return chunks
+def pool_chunk(region: PoolRegion, before: Bytes, after: Bytes) -> tuple[Chunk, ...]:
+    """The pool as a chunk, if it changed or its buffer is written."""
+    if is_written(region.buffer) or not np.array_equal(before, after):
+        return (Chunk(region.begin, before, after),)
+    return ()

@@ -1,150 +1,198 @@
-"""Memory of the cuda backend, through the driver.
+"""Memory of the cuda backend, through the driver's virtual memory.
 
-One slab for all small regions: one copy in and one copy out a launch. Large regions are
-allocations of their own, kept between cases, zeroed by the device and searched by the device for
-what a launch touched (`pf_scan` of the built object), so that only those chunks come back. Buffers
-that the launcher itself reads lie in a slab of plain host memory, red zones and all.
+A small buffer lies at one end of a granule of its own, and only its region of that granule is
+copied in and out; the rest holds one byte value everywhere, and one search by the device
+(`pf_scan` of the built object) over all granules tells where it no longer does.
+
+A large buffer's region has physical memory of its own, all of it as long as a case's regions are
+few bytes. Beyond, only the granules that hold windows have; the rest is mapped to a few pieces of
+zeros, again and again. All of it holds zeros outside windows, and the same search tells where not.
+A stray store into a piece shows at every address that is mapped to it: it is reported at the
+lowest of them, and may have gone to any other. One set of pieces serves all regions that a launch
+can only read, and each region that it writes to has one of its own, so that the buffer is certain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pagefuzz.harness.memory.arena import (
-    RED_ZONE_BYTES,
+    BACKGROUND,
+    SMALL_BYTES,
     Collected,
     DoesNotFitError,
-    SlabRegion,
-    aligned_base,
-    contents,
+    PoolRegion,
+    is_written,
+    least_region_bytes,
     overlaid_addresses,
     placed_buffers,
+    pool_chunk,
     round_up,
-    slab_chunks,
-    slab_regions,
 )
-from pagefuzz.harness.memory.driver import Driver
+from pagefuzz.harness.memory.device_memory import KEPT_BYTES, Allocation, DeviceMemory
+from pagefuzz.harness.memory.device_regions import Layout, LayoutKey, Pieces, Pool, Pools
+from pagefuzz.harness.memory.driver import GRANULE_BYTES, Driver
+from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.windows import Windows
-from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
 from pagefuzz.oracles.observation import Chunk
 
-SCAN_CHUNK_BYTES = 64 * 1024
-_WINDOW_GRANULARITY = 4096
-_SLAB_GRANULARITY = 4096
-_LARGE_GRANULARITY = 2 * 2**20  # the driver's own; sizes rounded to it are found again in the cache
-_KEPT_BYTES = 4 * 2**30  # of large allocations not in use: other workers need memory too
-_RESERVE_BYTES = 256 * 2**20  # left to the subject: local memory, printf, modules
-_HOST_SLAB_BYTES = 256 * 2**20  # most that the buffers of a case take of host memory
+#: Regions of small buffers: what is copied in and out of a granule.
+REGION_BYTES = (4096, 4 * 4096, 16 * 4096, 2 * SMALL_BYTES)
 
-#: (data, size_bytes, chunk_bytes, flags): flags[i] = 1 if chunk i holds a byte other than 0
-Scan = Callable[[int, int, int, int], None]
+#: Large regions of one case that are not sparse, together.
+WHOLE_BYTES = 512 * 2**20
+
+SCAN_CHUNK_BYTES = 64 * 1024  # of large regions
+_POOL_CHUNK_BYTES = REGION_BYTES[0]
+_POOL_CHUNKS = GRANULE_BYTES // _POOL_CHUNK_BYTES
+_WINDOW_GRANULARITY = 4096
+_KEPT_LAYOUTS = 8
+_STRAY_BYTES = 4 * 2**20  # most that is looked at at once
+_READERS = 0  # the set of pieces behind regions that a launch only reads
+
+#: (data, size_bytes, chunk_bytes, value, flags): flags[i] = 1 if chunk i holds another byte
+Scan = Callable[[int, int, int, int, int], None]
+
+
+@dataclass
+class _SmallRegion:
+    """A small buffer's region in its pool.
+
+    begin   of the region in the granule, in bytes
+    before  what `fill` wrote
+    """
+
+    region: PoolRegion
+    pool: Pool
+    begin: int
+    before: Bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.region.pool_bytes
+
+    @classmethod
+    def of(cls, region: PoolRegion, pool: Pool) -> _SmallRegion:
+        room = GRANULE_BYTES - region.pool_bytes
+        middle = room // 2 // _POOL_CHUNK_BYTES * _POOL_CHUNK_BYTES
+        begin = {"end": room, "start": 0, "none": middle}[region.buffer.placement.guard]
+        return cls(region, pool, begin, np.empty(0, np.uint8))
 
 
 @dataclass
 class _LargeRegion:
     """A large buffer's region.
 
-    address  of the allocation
-    base     offset of the buffer's base in it
+    base  offset of the buffer's base in it
     """
 
     buffer: PlannedBuffer
-    address: int
-    size_bytes: int
+    layout: Layout
     base: int
     windows: Windows
 
 
-class _Allocation:
-    """Device memory that grows: what it held is lost then."""
+class CudaArena:
+    """Memory of the cuda backend; see `arena.Arena`. `scan` is the built object's `pf_scan`.
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self.address, self.size_bytes = 0, 0
-
-    def at_least(self, size_bytes: int) -> int:
-        if size_bytes > self.size_bytes:
-            if self.address:
-                self._driver.free(self.address)
-                self.address, self.size_bytes = 0, 0
-            wanted = round_up(max(size_bytes, 2 * 2**20), 2**20)
-            self.address, self.size_bytes = self._driver.allocate(wanted), wanted
-        return self.address
-
-
-class _HostSlab:
-    """Regions in plain host memory, filled and compared whole.
-
-    address  of the slab's first byte
+    limit_bytes  of physical memory; a case that needs more does not fit. None: what is free.
     """
 
-    def __init__(self, buffers: Iterable[PlannedBuffer] = ()) -> None:
-        """Raises `DoesNotFitError`."""
-        self.regions = slab_regions(buffers, BASE_ALIGNMENT_BYTES)
-        used = self.regions[-1].slice.stop if self.regions else 0
-        if used > _HOST_SLAB_BYTES:
-            raise DoesNotFitError(f"buffers in host memory need {used:,} bytes together")
-        memory = np.zeros(used + BASE_ALIGNMENT_BYTES, np.uint8)
-        begin = -memory.ctypes.data % BASE_ALIGNMENT_BYTES
-        self._memory: Bytes = memory[begin : begin + used]
-        self.address = int(self._memory.ctypes.data)
-        self._before: Bytes = np.empty(used, np.uint8)
-
-    def fill(self, expectation: Expectation, seed: int, fill: int) -> None:
-        for region in self.regions:
-            self._before[region.slice] = contents(
-                region.buffer, expectation, seed, fill, region.begin, region.end
-            )
-        self._memory[:] = self._before
-
-    def collect(self) -> Collected:
-        before, self._before = self._before, np.empty_like(self._before)
-        after = self._memory.copy()
-        return Collected(slab_chunks(self.regions, before, after), after.size)
-
-
-class CudaArena:
-    """Memory of the cuda backend; see `arena.Arena`. `scan` is the built object's `pf_scan`."""
-
-    def __init__(self, driver: Driver, scan: Scan) -> None:
+    def __init__(self, driver: Driver, scan: Scan, limit_bytes: int | None = None) -> None:
         self._driver, self._scan = driver, scan
-        self._slab, self._store = _Allocation(driver), _Allocation(driver)
-        self._flags = _Allocation(driver)
-        self._free: dict[int, list[int]] = {}  # size -> addresses of large allocations not in use
-        self._regions: list[SlabRegion] = []
-        self._host = _HostSlab()
+        self._memory = DeviceMemory(driver, limit_bytes)
+        self._memory.reclaim = self._close_idle
+        # The other half of a limit is for pools, pieces and windows.
+        self._whole_bytes = min(
+            WHOLE_BYTES, (2 * WHOLE_BYTES if limit_bytes is None else limit_bytes) // 2
+        )
+        self._store, self._flags = Allocation(self._memory), Allocation(self._memory)
+        self._pools = Pools(self._memory)
+        self._pieces: dict[int, Pieces] = {}
+        self._idle: list[Layout] = []  # of earlier launches, the latest last
+        self._host = HostArena()
+        self._small: list[_SmallRegion] = []
         self._large: list[_LargeRegion] = []
-        self._before: Bytes = np.empty(0, np.uint8)
+        self._is_uncollected = False
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Physical memory held, that kept for later cases included."""
+        return self._memory.allocated_bytes
+
+    @property
+    def address_bytes(self) -> int:
+        """Address space reserved, guards included."""
+        return self._memory.address_bytes
+
+    # ---- place ----
 
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
-        for region in self._large:
-            self._free.setdefault(region.size_bytes, []).append(region.address)
+        self._small = []
+        self._idle += [region.layout for region in self._large]
         self._large = []
+        if self._is_uncollected:
+            self._forget_strays()
         self._plan, self._expectation = plan, expectation
-        small, large = placed_buffers(plan)
-        self._host = _HostSlab(buffer for buffer in (*small, *large) if buffer.host)
-        self._regions = slab_regions([b for b in small if not b.host], _SLAB_GRANULARITY)
-        used = self._regions[-1].slice.stop if self._regions else 0
-        slab = self._slab.at_least(used)
-        self._before = np.empty(used, np.uint8)
-        for buffer in (buffer for buffer in large if not buffer.host):
-            self._large.append(self._large_region(buffer, expectation))
-        addresses = {r.buffer.name: slab + r.base for r in self._regions}
-        addresses |= {r.buffer.name: r.address + r.base for r in self._large}
-        addresses |= {r.buffer.name: self._host.address + r.base for r in self._host.regions}
+        # The launcher itself reads these, where launches on the host have them.
+        host = {name: one for name, one in plan.buffers.items() if one.host}
+        addresses = dict(self._host.place(replace(plan, buffers=host), expectation))
+        device = {name: one for name, one in plan.buffers.items() if not one.host}
+        small, large = placed_buffers(replace(plan, buffers=device))
+        self._small = [self._small_region(nth, buffer) for nth, buffer in enumerate(small)]
+        self._must_be_background = self._background_chunks()
+        whole_bytes, written = self._whole_bytes, 0
+        for buffer in large:
+            written += is_written(buffer)
+            pieces = written if is_written(buffer) else _READERS
+            region = self._large_region(buffer, expectation, whole_bytes, pieces)
+            self._large.append(region)
+            if region.layout.is_whole:
+                whole_bytes -= region.layout.own_bytes
+        self._trim_idle()
+        addresses |= {
+            s.region.buffer.name: s.pool.address + s.begin + s.region.base for s in self._small
+        }
+        addresses |= {r.buffer.name: r.layout.address + r.base for r in self._large}
         overlaid_addresses(plan, addresses)
         return addresses
 
-    def _large_region(self, buffer: PlannedBuffer, expectation: Expectation) -> _LargeRegion:
-        base = aligned_base(RED_ZONE_BYTES + buffer.placement.before_bytes, buffer)
-        size_bytes = round_up(base + buffer.memory_bytes + RED_ZONE_BYTES, _LARGE_GRANULARITY)
+    def _forget_strays(self) -> None:
+        """A launch that nobody collected may have left something anywhere."""
+        self._pools.reset()
+        for pieces in self._pieces.values():
+            pieces.reset()
+        self._is_uncollected = False
+
+    def _small_region(self, nth: int, buffer: PlannedBuffer) -> _SmallRegion:
+        try:
+            pool = self._pools.pool(nth, writable=is_written(buffer))
+        except DoesNotFitError as error:
+            raise DoesNotFitError(f"{buffer.name}: {error}") from None
+        return _SmallRegion.of(PoolRegion.of(buffer, REGION_BYTES), pool)
+
+    def _background_chunks(self) -> npt.NDArray[np.bool_]:
+        """bool [chunks of all pools]: which of them a launch must leave at `BACKGROUND`."""
+        out = np.zeros((self._pools.size_bytes // GRANULE_BYTES, _POOL_CHUNKS), np.bool_)
+        for small in self._small:
+            row = out[(small.pool.own - self._pools.address) // GRANULE_BYTES]
+            row[:] = True
+            row[small.begin // _POOL_CHUNK_BYTES : small.end // _POOL_CHUNK_BYTES] = False
+        return out.ravel()
+
+    def _large_region(
+        self, buffer: PlannedBuffer, expectation: Expectation, whole_bytes: int, pieces: int
+    ) -> _LargeRegion:
+        """pieces: number of the set of pieces that it may be mapped to."""
+        size_bytes = round_up(least_region_bytes(buffer), GRANULE_BYTES)
+        base = PoolRegion.of(buffer, [size_bytes]).base
         windows = Windows(
             buffer,
             expectation,
@@ -152,40 +200,71 @@ class CudaArena:
             end=size_bytes - base,
             granularity=_WINDOW_GRANULARITY,
         )
-        try:
-            address = self._take(size_bytes)
-        except DoesNotFitError as error:
-            raise DoesNotFitError(f"{buffer.name}: {error}") from None
-        return _LargeRegion(buffer, address, size_bytes, base, windows)
+        writable = is_written(buffer)
+        keys = []
+        if size_bytes <= whole_bytes:
+            keys.append(LayoutKey.whole(size_bytes, writable=writable, pieces=_READERS))
+        held = IntervalSet(windows.spans.begin + base, windows.spans.end + base)
+        keys.append(LayoutKey.sparse(size_bytes, held, writable=writable, pieces=pieces))
+        said = ""
+        for key in keys:
+            try:
+                return _LargeRegion(buffer, self._layout(key), base, windows)
+            except DoesNotFitError as error:
+                said = str(error)
+        raise DoesNotFitError(f"{buffer.name}: {said}")
 
-    def _take(self, size_bytes: int) -> int:
-        if kept := self._free.get(size_bytes):
-            return kept.pop()
-        kept_bytes = sum(size * len(addresses) for size, addresses in self._free.items())
-        wanted_bytes = size_bytes + _RESERVE_BYTES
-        if kept_bytes + size_bytes > _KEPT_BYTES or self._driver.free_bytes() < wanted_bytes:
-            for addresses in self._free.values():
-                for address in addresses:
-                    self._driver.free(address)
-            self._free = {}
-        if self._driver.free_bytes() < wanted_bytes:
-            # No figure of what is free: runs count their reasons, and it is never the same.
-            raise DoesNotFitError(f"needs {size_bytes:,} bytes of device memory, fewer are free")
-        return self._driver.allocate(size_bytes)
+    def _layout(self, key: LayoutKey) -> Layout:
+        for layout in reversed(self._idle):
+            if layout.key == key:
+                self._idle.remove(layout)
+                return layout
+        if key.pieces not in self._pieces:
+            self._pieces[key.pieces] = Pieces(self._memory)
+        return Layout(self._memory, key, self._pieces[key.pieces])
+
+    def _trim_idle(self) -> None:
+        excess = len(self._idle) - _KEPT_LAYOUTS
+        kept_bytes = sum(layout.own_bytes for layout in self._idle)
+        closed = 0
+        while closed < excess or kept_bytes > KEPT_BYTES:
+            kept_bytes -= self._idle[closed].own_bytes
+            closed += 1
+        self._close_layouts(self._idle[:closed])
+        del self._idle[:closed]
+
+    def _close_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        self._close_layouts(idle)
+
+    def _close_layouts(self, layouts: list[Layout]) -> None:
+        if layouts:
+            self._driver.synchronise()  # nothing may still be using them
+        for layout in layouts:
+            layout.close()
+
+    # ---- fill ----
 
     def fill(self, fill: int) -> None:
         seed = self._plan.case.seed
-        for region in self._regions:
-            self._before[region.slice] = contents(
-                region.buffer, self._expectation, seed, fill, region.begin, region.end
-            )
-        self._driver.copy_in(self._slab.address, self._before)
-        self._host.fill(self._expectation, seed, fill)
+        self._is_uncollected = True
+        self._host.fill(fill)
+        for small in self._small:
+            begin, end = small.begin, small.end
+            old_begin, old_end = small.pool.used
+            if old_begin < begin or old_end > end:
+                own = small.pool.own
+                self._driver.set_bytes(own + old_begin, BACKGROUND, old_end - old_begin)
+            small.pool.used = (begin, end)
+            # Judgements keep what this makes: it is made anew for each launch.
+            small.before = small.region.contents(self._expectation, seed, fill)
+            self._driver.copy_in(small.pool.own + begin, small.before)
         for large in self._large:
-            self._driver.zero(large.address, large.size_bytes)
-            large.windows.fill(seed, fill)
-            for begin, data in large.windows.slices(large.windows.before):
-                self._driver.copy_in(large.address + large.base + begin, data)
+            layout, windows = large.layout, large.windows
+            self._driver.set_bytes(layout.own_address, 0, layout.own_bytes)
+            windows.fill(seed, fill)
+            for begin, data in windows.slices(windows.before):
+                self._driver.copy_in(layout.own_at(large.base + begin), data)
 
     def store(self, values: npt.NDArray[np.int64]) -> int:
         address = self._store.at_least(values.nbytes)
@@ -195,60 +274,128 @@ class CudaArena:
     def synchronise(self) -> None:
         self._driver.synchronise()
 
+    # ---- collect ----
+
     def collect(self) -> Collected:
-        before, self._before = self._before, np.empty_like(self._before)
-        after = np.empty_like(before)
-        self._driver.copy_out(after, self._slab.address)
-        self._driver.synchronise()
-        chunks = slab_chunks(self._regions, before, after)
         in_host_memory = self._host.collect()
-        chunks |= in_host_memory.chunks
-        examined = after.size + in_host_memory.examined_bytes
+        chunks = {**in_host_memory.chunks, **self._small_chunks()}
+        examined = in_host_memory.examined_bytes + len(self._small) * GRANULE_BYTES
         for large in self._large:
-            examined += large.size_bytes
+            examined += large.layout.key.size_bytes
             if found := self._large_chunks(large):
                 chunks[large.buffer.name] = found
+        self._is_uncollected = False
         return Collected(chunks, examined)
+
+    def _small_chunks(self) -> dict[str, tuple[Chunk, ...]]:
+        if not self._small:
+            return {}
+        afters = [np.empty_like(small.before) for small in self._small]
+        for small, after in zip(self._small, afters, strict=True):
+            self._driver.copy_out(after, small.pool.own + small.begin)
+        strays = self._pool_strays()  # waits for the copies, too
+        chunks: dict[str, tuple[Chunk, ...]] = {}
+        for small, after in zip(self._small, afters, strict=True):
+            found = pool_chunk(small.region, small.before, after)
+            if small.pool.own in strays:
+                found = _in_order([*found, *self._background_strays(small, strays)])
+            if found:
+                chunks[small.region.buffer.name] = found
+        return chunks
+
+    def _pool_strays(self) -> dict[int, IntervalSet]:
+        """Pool (where the harness sees it) -> bytes, from there on, that are not `BACKGROUND` any
+        more, in chunks."""
+        address, size_bytes = self._pools.address, self._pools.size_bytes
+        flags = self._differing(address, size_bytes, _POOL_CHUNK_BYTES, BACKGROUND)
+        rows, columns = np.divmod(np.flatnonzero(flags & self._must_be_background), _POOL_CHUNKS)
+        return {
+            address + row * GRANULE_BYTES: IntervalSet.of_runs(
+                columns[rows == row] * _POOL_CHUNK_BYTES, _POOL_CHUNK_BYTES
+            )
+            for row in np.unique(rows).tolist()
+        }
+
+    def _background_strays(
+        self, small: _SmallRegion, strays: Mapping[int, IntervalSet]
+    ) -> Iterator[Chunk]:
+        """What a launch left in the pool beside the region; restored."""
+        found = strays[small.pool.own]
+        for begin, end in zip(found.begin.tolist(), found.end.tolist(), strict=True):
+            at = begin - small.begin - small.region.base
+            yield from self._strays(small.pool.own + begin, at, end - begin, BACKGROUND)
+            self._driver.set_bytes(small.pool.own + begin, BACKGROUND, end - begin)
 
     def _large_chunks(self, large: _LargeRegion) -> tuple[Chunk, ...]:
         """Windows that changed, and what was touched outside them, by offset."""
-        base = large.address + large.base
+        layout, base = large.layout, large.base
         after = np.empty_like(large.windows.before)
         for begin, data in large.windows.slices(after):
-            self._driver.copy_out(data, base + begin)
-        touched = self._touched(large)
+            self._driver.copy_out(data, layout.own_at(base + begin))
+        flags = self._differing(layout.own_address, layout.own_bytes, SCAN_CHUNK_BYTES, 0)
+        touched = IntervalSet.of_runs(
+            layout.in_region(np.flatnonzero(flags) * SCAN_CHUNK_BYTES) - base, SCAN_CHUNK_BYTES
+        )
         found = large.windows.changed(after)
-        for begin, end in self._outside_windows(large, touched):
-            stray = np.empty(end - begin, np.uint8)
-            self._driver.copy_out(stray, base + begin)
-            self._driver.synchronise()
-            nonzero = np.flatnonzero(stray)
-            if nonzero.size:
-                run = slice(int(nonzero[0]), int(nonzero[-1]) + 1)
-                changed = stray[run].copy()
-                found.append(Chunk(begin + run.start, np.zeros_like(changed), changed))
-        return tuple(sorted(found, key=lambda chunk: chunk.offset_bytes))
+        outside = touched.without(large.windows.spans)
+        for begin, end in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
+            found += self._strays(layout.own_at(base + begin), begin, end - begin, 0)
+        if layout.key.writable:
+            found += self._piece_strays(layout, base)
+        return _in_order(found)
 
-    def _touched(self, large: _LargeRegion) -> IntervalSet:
-        """Chunks that hold a byte other than zero, as offsets from the base. Synchronises."""
-        count = -(-large.size_bytes // SCAN_CHUNK_BYTES)
+    def _piece_strays(self, layout: Layout, base: int) -> Iterator[Chunk]:
+        """What a launch left in pieces, at the lowest offset mapped to it; zeroed again."""
+        for size_bytes, first_use in layout.first_uses.items():
+            address = layout.pieces.addresses[size_bytes]
+            flags = self._differing(address, size_bytes, SCAN_CHUNK_BYTES, 0)
+            touched = IntervalSet.of_runs(
+                np.flatnonzero(flags) * SCAN_CHUNK_BYTES, SCAN_CHUNK_BYTES
+            )
+            for begin, end in zip(touched.begin.tolist(), touched.end.tolist(), strict=True):
+                at = first_use + begin - base
+                yield from self._strays(address + begin, at, end - begin, 0)
+                self._driver.set_bytes(address + begin, 0, end - begin)
+
+    def _differing(
+        self, address: int, size_bytes: int, chunk_bytes: int, value: int
+    ) -> npt.NDArray[np.bool_]:
+        """bool [chunks]: those that hold a byte other than `value`. Synchronises."""
+        count = -(-size_bytes // chunk_bytes)
         flags = np.empty(count, np.uint8)
         device_flags = self._flags.at_least(count)
-        self._driver.zero(device_flags, count)
-        self._scan(large.address, large.size_bytes, SCAN_CHUNK_BYTES, device_flags)
+        self._scan(address, size_bytes, chunk_bytes, value, device_flags)
         self._driver.copy_out(flags, device_flags)
         self._driver.synchronise()
-        begins = np.flatnonzero(flags).astype(np.int64) * SCAN_CHUNK_BYTES - large.base
-        return IntervalSet.of_runs(begins, SCAN_CHUNK_BYTES)
+        return flags.view(np.bool_)
 
-    @staticmethod
-    def _outside_windows(large: _LargeRegion, touched: IntervalSet) -> Iterator[tuple[int, int]]:
-        """Touched runs without the windows in them, none longer than a few megabytes."""
-        step = 4 * 2**20
-        rest = touched.without(large.windows.spans)
-        for begin, end in zip(rest.begin.tolist(), rest.end.tolist(), strict=True):
-            for position in range(begin, end, step):
-                yield position, min(end, position + step)
+    def _strays(self, address: int, offset: int, size_bytes: int, value: int) -> Iterator[Chunk]:
+        """Runs of memory that held `value` everywhere, cut to what differs now; none longer than a
+        few megabytes. `offset` of its first byte, from the buffer's base."""
+        for at in range(0, size_bytes, _STRAY_BYTES):
+            after = np.empty(min(_STRAY_BYTES, size_bytes - at), np.uint8)
+            self._driver.copy_out(after, address + at)
+            self._driver.synchronise()
+            different = np.flatnonzero(after != value)
+            if different.size:
+                run = slice(int(different[0]), int(different[-1]) + 1)
+                changed = after[run].copy()
+                yield Chunk(offset + at + run.start, np.full_like(changed, value), changed)
 
     def close(self) -> None:
-        """The context ends with the worker, and the memory with it."""
+        """Gives everything back. Raises `DeviceFaultError` where the context is lost."""
+        self._driver.synchronise()
+        for layout in [*self._idle, *(region.layout for region in self._large)]:
+            layout.close()
+        for pieces in self._pieces.values():
+            pieces.close()
+        self._pools.close()
+        self._store.close()
+        self._flags.close()
+        self._memory.release_unused()
+        self._idle, self._large, self._small, self._pieces = [], [], [], {}
+        self._is_uncollected = False
+
+
+def _in_order(chunks: list[Chunk]) -> tuple[Chunk, ...]:
+    return tuple(sorted(chunks, key=lambda chunk: chunk.offset_bytes))

@@ -36,13 +36,54 @@ _ffi.cdef(
     int cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t size, CUstream stream);
     int cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t size, CUstream stream);
     int cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count, CUstream stream);
+
+    typedef unsigned long long CUmemGenericAllocationHandle;
+    typedef struct { int type; int id; } CUmemLocation;
+    typedef struct {
+        int type;
+        int requestedHandleTypes;
+        CUmemLocation location;
+        void *win32HandleMetaData;
+        struct {
+            unsigned char compressionType;
+            unsigned char gpuDirectRDMACapable;
+            unsigned short usage;
+            unsigned char reserved[4];
+        } allocFlags;
+    } CUmemAllocationProp;
+    typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
+    int cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option);
+    int cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wanted,
+                            unsigned long long flags);
+    int cuMemAddressFree(CUdeviceptr address, size_t size);
+    int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                    const CUmemAllocationProp *prop, unsigned long long flags);
+    int cuMemRelease(CUmemGenericAllocationHandle handle);
+    int cuMemMap(CUdeviceptr address, size_t size, size_t offset,
+                 CUmemGenericAllocationHandle handle, unsigned long long flags);
+    int cuMemUnmap(CUdeviceptr address, size_t size);
+    int cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access,
+                       size_t count);
+
+    typedef struct CUevent_st *CUevent;
+    int cuEventCreate(CUevent *event, unsigned int flags);
+    int cuEventDestroy_v2(CUevent event);
+    int cuEventRecord(CUevent event, CUstream stream);
+    int cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
     int cuGetErrorName(int error, const char **name);
     int cuGetErrorString(int error, const char **text);
     """
 )
 
-_OUT_OF_MEMORY = 2
+#: Physical memory is mapped in multiples of this.
+GRANULE_BYTES = 2 * 2**20
+
+_INVALID_VALUE, _OUT_OF_MEMORY = 1, 2
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+_VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+_PINNED, _ON_DEVICE = 1, 1  # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE
+_READ, _READ_WRITE = 1, 3  # CU_MEM_ACCESS_FLAGS_PROT_READ, _READWRITE
+_MINIMUM = 0  # CU_MEM_ALLOC_GRANULARITY_MINIMUM
 
 #: Errors that a launch leaves behind: they stick to the context, and only its end clears them.
 _FAULTS = {
@@ -87,6 +128,10 @@ class Driver:
             raise CannotCheckError("there is no GPU to check on: the driver lists no device")
         self._device = _ffi.new("CUdevice *")
         self._call("cuDeviceGet", self._device, 0)
+        self._properties = _ffi.new("CUmemAllocationProp *")  # of all physical memory; zeros else
+        self._properties.type = _PINNED
+        self._properties.location.type = _ON_DEVICE
+        self._properties.location.id = self._device[0]
 
     def properties(self) -> DeviceProperties:
         device = self._device[0]
@@ -107,10 +152,22 @@ class Driver:
         )
 
     def use_device(self) -> None:
-        """Makes the primary context current, the one that the CUDA runtime in a subject uses."""
+        """Makes the primary context current, the one that the CUDA runtime in a subject uses.
+
+        Raises `CannotCheckError` if the device cannot map memory in granules."""
         context = _ffi.new("CUcontext *")
         self._call("cuDevicePrimaryCtxRetain", context, self._device[0])
         self._call("cuCtxSetCurrent", context[0])
+        supported, granule = _ffi.new("int *"), _ffi.new("size_t *")
+        self._call("cuDeviceGetAttribute", supported, _VIRTUAL_MEMORY, self._device[0])
+        if not supported[0]:
+            raise CannotCheckError("this GPU has no virtual memory management, no guards then")
+        self._call("cuMemGetAllocationGranularity", granule, self._properties, _MINIMUM)
+        if GRANULE_BYTES % granule[0]:
+            raise CannotCheckError(
+                f"this GPU maps memory in granules of {granule[0]:,} bytes, "
+                f"not of {GRANULE_BYTES:,}"
+            )
 
     def allocate(self, size_bytes: int) -> int:
         """Raises `DoesNotFitError`."""
@@ -139,12 +196,83 @@ class Driver:
         if target.nbytes:
             self._call("cuMemcpyDtoHAsync_v2", _address(target), source, target.nbytes, _ffi.NULL)
 
-    def zero(self, target: int, size_bytes: int) -> None:
+    def set_bytes(self, target: int, value: int, size_bytes: int) -> None:
         if size_bytes:
-            self._call("cuMemsetD8Async", target, 0, size_bytes, _ffi.NULL)
+            self._call("cuMemsetD8Async", target, value, size_bytes, _ffi.NULL)
 
     def synchronise(self) -> None:
         self._call("cuCtxSynchronize")
+
+    # Virtual memory. Addresses and sizes are multiples of `GRANULE_BYTES`.
+
+    def reserve(self, size_bytes: int) -> int:
+        """Address space in which nothing can be read or written. Raises `DoesNotFitError`."""
+        address = _ffi.new("CUdeviceptr *")
+        error = self._library.cuMemAddressReserve(address, size_bytes, GRANULE_BYTES, 0, 0)
+        if error in (_OUT_OF_MEMORY, _INVALID_VALUE):  # the latter: beyond what there can be
+            raise DoesNotFitError(f"no device address space for {size_bytes:,} bytes")
+        self._check("cuMemAddressReserve", error)
+        return int(address[0])
+
+    def unreserve(self, address: int, size_bytes: int) -> None:
+        """A whole reservation in which nothing is mapped any more."""
+        self._call("cuMemAddressFree", address, size_bytes)
+
+    def create(self, size_bytes: int) -> int:
+        """A handle of physical memory, contents undefined. Raises `DoesNotFitError`."""
+        handle = _ffi.new("CUmemGenericAllocationHandle *")
+        error = self._library.cuMemCreate(handle, size_bytes, self._properties, 0)
+        if error == _OUT_OF_MEMORY:
+            raise DoesNotFitError(f"no {size_bytes:,} bytes of device memory are free")
+        self._check("cuMemCreate", error)
+        return int(handle[0])
+
+    def release(self, handle: int) -> None:
+        """The memory goes with its last mapping."""
+        self._call("cuMemRelease", handle)
+
+    def map(self, address: int, size_bytes: int, handle: int) -> None:
+        """The whole of a handle at an address that nothing is mapped to; nobody may touch it yet.
+
+        One handle may be mapped at many addresses. Raises `DoesNotFitError`."""
+        error = self._library.cuMemMap(address, size_bytes, 0, handle, 0)
+        if error == _OUT_OF_MEMORY:
+            raise DoesNotFitError("no device memory for page tables is free")
+        self._check("cuMemMap", error)
+
+    def unmap(self, address: int, size_bytes: int) -> None:
+        """Whole mappings that lie side by side."""
+        self._call("cuMemUnmap", address, size_bytes)
+
+    def allow(self, address: int, size_bytes: int, *, writable: bool) -> None:
+        """Opens whole mappings that lie side by side. Raises `DoesNotFitError`."""
+        access = _ffi.new("CUmemAccessDesc *")
+        access.location.type, access.location.id = _ON_DEVICE, self._device[0]
+        access.flags = _READ_WRITE if writable else _READ
+        error = self._library.cuMemSetAccess(address, size_bytes, access, 1)
+        if error == _OUT_OF_MEMORY:
+            raise DoesNotFitError("no device memory for page tables is free")
+        self._check("cuMemSetAccess", error)
+
+    # Times, on the default stream.
+
+    def event(self) -> Any:
+        """An event; `forget_event` ends it."""
+        event = _ffi.new("CUevent *")
+        self._call("cuEventCreate", event, 0)
+        return event[0]
+
+    def record(self, event: Any) -> None:
+        self._call("cuEventRecord", event, _ffi.NULL)
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        """Microseconds between two events that have happened; resolution about half of one."""
+        milliseconds = _ffi.new("float *")
+        self._call("cuEventElapsedTime", milliseconds, start, end)
+        return float(milliseconds[0]) * 1000
+
+    def forget_event(self, event: Any) -> None:
+        self._call("cuEventDestroy_v2", event)
 
     def _call(self, function: str, *arguments: Any) -> None:
         self._check(function, getattr(self._library, function)(*arguments))

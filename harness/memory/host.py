@@ -1,10 +1,14 @@
 """Memory of the host backend.
 
 Every region lies between reservations that no process may touch, wide enough that an offset that
-wrapped at 2^32 elements of 8 bytes faults there instead of landing in the worker's own heap.
-Regions above `SLAB_REGION_BYTES` are sparse: pages of a memfd that nobody touched do not exist, so
-that a buffer of a tebibyte costs a few system calls, and the kernel's own map of the file says
-which pages a launch touched.
+wrapped at 2^32 elements of 8 bytes faults there instead of landing in the worker's own heap. What
+lies between them is a memfd. The launch sees it through that mapping, read-only unless it may write
+there; the harness fills and compares it through another one, so that no protection ever changes
+and, once its pools exist, a case costs no system call that maps.
+
+Regions above `SMALL_BYTES` are sparse: pages of a memfd that nobody touched do not exist, so that a
+buffer of a tebibyte costs a few system calls, and the kernel's own map of the file says which pages
+a launch touched.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ import numpy.typing as npt
 
 from pagefuzz.harness.memory.arena import (
     RED_ZONE_BYTES,
+    SMALL_BYTES,
     Collected,
     DoesNotFitError,
-    SlabRegion,
+    PoolRegion,
     aligned_base,
-    contents,
+    is_written,
     overlaid_addresses,
     placed_buffers,
+    pool_chunk,
     round_up,
-    slab_chunks,
-    slab_regions,
 )
 from pagefuzz.harness.memory.windows import Windows
 from pagefuzz.oracles.expectation import Expectation
@@ -40,17 +44,18 @@ from pagefuzz.oracles.observation import Chunk
 PAGE_BYTES = mmap.PAGESIZE
 GUARD_BYTES = 34 * 2**30
 
-_PROT_NONE, _PROT_READ_WRITE = 0, 1 | 2
+#: Sizes of pools: of the one in use mostly more than a quarter is filled; the last holds any.
+POOL_BYTES = (PAGE_BYTES, 4 * PAGE_BYTES, 16 * PAGE_BYTES, 2 * SMALL_BYTES)
+
+_PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
 _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
-_SLAB_BYTES = 64 * 2**20  # of address space; pages are only there once touched
 
 _ffi = cffi.FFI()
 _ffi.cdef(
     """
     void *mmap(void *address, size_t size, int protection, int flags, int file, int64_t offset);
     int munmap(void *address, size_t size);
-    int mprotect(void *address, size_t size, int protection);
     void __asan_poison_memory_region(const void *address, size_t size);
     void __asan_unpoison_memory_region(const void *address, size_t size);
     """
@@ -76,21 +81,11 @@ class _Mapping:
         self._start = _mmap(_ffi.NULL, self._reserved_bytes, _PROT_NONE, flags, -1)
         self.address = int(_ffi.cast("uintptr_t", self._start)) + GUARD_BYTES
 
-    def back_with(self, file: int) -> None:
+    def back_with(self, file: int, *, writable: bool) -> None:
         """Maps the whole of a file here."""
         flags = _MAP_SHARED | _MAP_FIXED | _MAP_NORESERVE
-        _mmap(_ffi.cast("void *", self.address), self.size_bytes, _PROT_READ_WRITE, flags, file)
-
-    def protect(self, begin: int, end: int, protection: int) -> None:
-        """Changes what [begin, end), page multiples from `address`, allows."""
-        if end > begin:
-            start = _ffi.cast("void *", self.address + begin)
-            if _libc.mprotect(start, end - begin, protection):
-                raise DoesNotFitError(f"mprotect: {os.strerror(_ffi.errno)}")
-
-    def view(self) -> Bytes:
-        pointer = _ffi.cast("uint8_t *", self.address)
-        return np.frombuffer(_ffi.buffer(pointer, self.size_bytes), np.uint8)
+        protection = _PROT_READ_WRITE if writable else _PROT_READ
+        _mmap(_ffi.cast("void *", self.address), self.size_bytes, protection, flags, file)
 
     def close(self) -> None:
         _libc.munmap(self._start, self._reserved_bytes)
@@ -105,6 +100,35 @@ def _mmap(address: Any, size_bytes: int, protection: int, flags: int, file: int)
     return got
 
 
+class _Pool:
+    """A pool that one small buffer at a time lies in.
+
+    address  where the launch sees it
+    memory   uint8, the same bytes for the harness
+    """
+
+    def __init__(self, size_bytes: int, *, writable: bool) -> None:
+        """Raises `DoesNotFitError`."""
+        self._mapping = _Mapping(size_bytes)
+        self.address = self._mapping.address
+        try:
+            file = os.memfd_create("pagefuzz-pool", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise DoesNotFitError(f"no memory for a pool: {error}") from None
+        try:
+            os.ftruncate(file, size_bytes)
+            self._mapping.back_with(file, writable=writable)
+            self._own = mmap.mmap(file, size_bytes)
+        except OSError as error:
+            raise DoesNotFitError(f"no memory for a pool: {error}") from None
+        finally:
+            os.close(file)
+        self.memory: Bytes = np.frombuffer(self._own, np.uint8)
+
+    def close(self) -> None:
+        self._mapping.close()  # the other mapping goes with its last view
+
+
 class _SparseRegion:
     """A large buffer's region: a memfd mapped between guards, holes but for its windows.
 
@@ -114,8 +138,11 @@ class _SparseRegion:
     def __init__(self, buffer: PlannedBuffer, expectation: Expectation) -> None:
         """Raises `DoesNotFitError`, and leaves nothing behind then."""
         self.buffer = buffer
-        self.base = aligned_base(RED_ZONE_BYTES + buffer.placement.before_bytes, buffer)
-        size_bytes = round_up(self.base + buffer.memory_bytes + RED_ZONE_BYTES, PAGE_BYTES)
+        before, guard = buffer.placement.before_bytes, buffer.placement.guard
+        front = before + (0 if guard == "start" else RED_ZONE_BYTES)
+        behind = buffer.memory_bytes + (0 if guard == "end" else RED_ZONE_BYTES)
+        size_bytes = round_up(aligned_base(front, buffer) + behind, PAGE_BYTES)
+        self.base = PoolRegion.of(buffer, [size_bytes]).base
         self._windows = Windows(
             buffer,
             expectation,
@@ -131,7 +158,7 @@ class _SparseRegion:
         try:
             self._file = os.memfd_create(f"pagefuzz-{buffer.name}", os.MFD_CLOEXEC)
             os.ftruncate(self._file, size_bytes)
-            self.mapping.back_with(self._file)
+            self.mapping.back_with(self._file, writable=is_written(buffer))
         except (OSError, DoesNotFitError) as error:
             self.close()
             raise DoesNotFitError(f"{buffer.name}: no sparse memory: {error}") from None
@@ -200,44 +227,41 @@ class HostArena:
 
     def __init__(self, *, poisons: bool = False) -> None:
         self._poisons = poisons
-        self._slab = _Mapping(_SLAB_BYTES)
-        self._memory = self._slab.view()
-        self._open_bytes = 0
-        self._regions: list[SlabRegion] = []
+        self._pools: dict[tuple[int, int, bool], _Pool] = {}
+        self._regions: list[tuple[PoolRegion, _Pool]] = []
+        self._before: list[Bytes] = []  # of each region
         self._sparse: list[_SparseRegion] = []
-        self._before: Bytes = np.empty(0, np.uint8)
         self._stored: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
         self._drop_sparse()
         small, large = placed_buffers(plan)
         self._plan, self._expectation = plan, expectation
-        self._regions = slab_regions(small, PAGE_BYTES)
-        used = self._regions[-1].slice.stop if self._regions else 0
-        self._open(used)
-        self._before = np.empty(used, np.uint8)
+        # A sanitizer that sees every byte outside says more about it than a guard does.
+        regions = [PoolRegion.of(b, POOL_BYTES, guarded=not self._poisons) for b in small]
+        self._regions = [(region, self._pool(nth, region)) for nth, region in enumerate(regions)]
         for buffer in large:
             self._sparse.append(_SparseRegion(buffer, expectation))
-        addresses = {r.buffer.name: self._slab.address + r.base for r in self._regions}
+        addresses = {r.buffer.name: pool.address + r.base for r, pool in self._regions}
         addresses |= {s.buffer.name: s.mapping.address + s.base for s in self._sparse}
         overlaid_addresses(plan, addresses)
         return addresses
 
-    def _open(self, used: int) -> None:
-        """Makes exactly the first `used` bytes of the slab accessible."""
-        if used > self._slab.size_bytes:
-            raise DoesNotFitError(f"small buffers need {used:,} bytes together")
-        self._slab.protect(self._open_bytes, used, _PROT_READ_WRITE)
-        self._slab.protect(used, self._open_bytes, _PROT_NONE)
-        self._open_bytes = used
+    def _pool(self, nth: int, region: PoolRegion) -> _Pool:
+        """A pool for the nth small buffer of a case."""
+        key = (nth, region.pool_bytes, is_written(region.buffer))
+        if key not in self._pools:
+            self._pools[key] = _Pool(region.pool_bytes, writable=key[2])
+        return self._pools[key]
 
     def fill(self, fill: int) -> None:
         seed = self._plan.case.seed
-        for region in self._regions:
-            self._before[region.slice] = contents(
-                region.buffer, self._expectation, seed, fill, region.begin, region.end
-            )
-        self._memory[: self._before.size] = self._before
+        # Judgements keep what this makes: it is made anew for each launch.
+        self._before = [
+            region.contents(self._expectation, seed, fill) for region, _ in self._regions
+        ]
+        for (_, pool), before in zip(self._regions, self._before, strict=True):
+            pool.memory[:] = before
         for sparse in self._sparse:
             sparse.fill(seed, fill)
         if self._poisons:
@@ -255,20 +279,21 @@ class HostArena:
         if self._poisons:
             for address, size_bytes in self._outside():
                 _unpoison(address, size_bytes)
-        after = self._memory[: self._before.size].copy()
-        # The next fill writes over `_before`; judgements keep views of this launch's.
-        chunks = slab_chunks(self._regions, self._before, after)
-        self._before = np.empty_like(self._before)
-        examined = after.size
+        chunks: dict[str, tuple[Chunk, ...]] = {}
+        examined = 0
+        for (region, pool), before in zip(self._regions, self._before, strict=True):
+            examined += region.pool_bytes
+            if found := pool_chunk(region, before, pool.memory.copy()):
+                chunks[region.buffer.name] = found
         for sparse in self._sparse:
             examined += sparse.mapping.size_bytes
-            if found := sparse.chunks():
-                chunks[sparse.buffer.name] = found
+            if strays := sparse.chunks():
+                chunks[sparse.buffer.name] = strays
         return Collected(chunks, examined)
 
     def _outside(self) -> Iterator[tuple[int, int]]:
         """(address, size) of every run of memory that belongs to no buffer's extent."""
-        spans = [(r.buffer, self._slab.address + r.base, r.begin, r.end) for r in self._regions] + [
+        spans = [(r.buffer, p.address + r.base, r.begin, r.end) for r, p in self._regions] + [
             (s.buffer, s.mapping.address + s.base, -s.base, s.mapping.size_bytes - s.base)
             for s in self._sparse
         ]
@@ -287,5 +312,6 @@ class HostArena:
 
     def close(self) -> None:
         self._drop_sparse()
-        self._memory = np.empty(0, np.uint8)
-        self._slab.close()
+        for pool in self._pools.values():
+            pool.close()
+        self._pools = {}

@@ -114,5 +114,14 @@ class TritonObject:
         launched = self._launched.setdefault(self._compile_time(), [])
         launched.append(Compilation("the batch of a launch", shape, key))
 
+    def inject(
+        self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
+    ) -> None:
+        """Triton kernels have no such build."""
+        raise CannotCheckError("no access can be injected into a Triton kernel")
+
+    def catch_faults(self, address: int) -> None:
+        """A fault of memory protection is only a death: it happens inside NumPy, or on a GPU."""
+
     def dump_coverage(self) -> None:
         """Triton kernels have no coverage build."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import mmap
 import os
 import select
 import signal
@@ -15,14 +14,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.running import Answer, FixedBytes
+from pagefuzz.harness.running import Answer, FixedBytes, Injection
+from pagefuzz.harness.sources import line_of
+from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
 from pagefuzz.harness.workers.journal import Journal, Recorded
-from pagefuzz.harness.workers.protocol import Message, ProtocolError, Stage, receive, send
+from pagefuzz.harness.workers.protocol import Message, ProtocolError, receive, send
 from pagefuzz.oracles.case import CaseError
-from pagefuzz.oracles.observation import Death
+from pagefuzz.oracles.judgements.hang import HANG
+from pagefuzz.oracles.observation import Death, DeathAccess
 from pagefuzz.oracles.verdict import Verdict
 
 START_TIMEOUT_S = 120.0
@@ -204,7 +207,7 @@ class _Running:
     pid: int
     channel: socket.socket
     output: _OutputFile
-    stage: mmap.mmap
+    box: BlackBox
     server: ForkServer
 
     @classmethod
@@ -212,25 +215,23 @@ class _Running:
         """Raises `CannotCheckError` if the server is gone."""
         channel, theirs = socket.socketpair()
         output = _OutputFile()
-        stage_file = os.memfd_create("pagefuzz-stage", os.MFD_CLOEXEC)
-        os.ftruncate(stage_file, mmap.PAGESIZE)
-        stage = mmap.mmap(stage_file, mmap.PAGESIZE)
-        running = cls(0, channel, output, stage, server)
+        box_file = BlackBox.create()
+        running = cls(0, channel, output, BlackBox(box_file), server)
         try:
-            descriptors = (theirs.fileno(), output.descriptor, stage_file)
+            descriptors = (theirs.fileno(), output.descriptor, box_file)
             running.pid = server.fork(assignment, descriptors)
         except BaseException:
             running.close()
             raise
         finally:
             theirs.close()
-            os.close(stage_file)
+            os.close(box_file)
         return running
 
     def close(self) -> None:
         self.channel.close()
         self.output.close()
-        self.stage.close()
+        self.box.close()
 
 
 class Worker:
@@ -278,7 +279,13 @@ class Worker:
             raise CannotCheckError(message["cannot_check"])
         self.device = message["ready"]
 
-    def run(self, case: Recorded, *, with_fixed_bytes: bool = False) -> Answer | Death:
+    def run(
+        self,
+        case: Recorded,
+        *,
+        with_fixed_bytes: bool = False,
+        injection: Injection | None = None,
+    ) -> Answer | Death:
         """One case; how the process ended if it did so instead of answering.
 
         A process that died of something else than a launch, or that somebody else may have ended,
@@ -286,6 +293,8 @@ class Worker:
         successor does not get through either.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
+        if injection is not None:
+            message["injection"] = injection.to_json()
         doubtful: _Doubtful | None = None
         for _ in range(2):
             self.start()
@@ -302,16 +311,16 @@ class Worker:
         running = self._running
         assert running is not None
         running.output.clear()
-        running.stage[0] = Stage.IDLE
+        running.box.reset()
         if self._journal is not None:
             self._journal.write(case)
         try:
             send(running.channel, message)
             answer = self._awaited(running)
         except TimeoutError:
-            stage = Stage(running.stage[0])
+            stage = running.box.stage
             running.server.kill(running.pid)
-            death = self._bury("hang")
+            death = self._bury(HANG)
             if stage is Stage.LAUNCHING:
                 return death
             raise CannotCheckError(
@@ -325,7 +334,7 @@ class Worker:
         except OSError:
             answer = None
         if answer is None:
-            stage = Stage(running.stage[0])
+            stage = running.box.stage
             death = self._bury("")
             # A launch may have ruined the process, so that judging it dies. SIGKILL, or an end that
             # the server did not live to see, need not be its doing: somebody, or the kernel short
@@ -348,10 +357,10 @@ class Worker:
 
     def _awaited(self, running: _Running) -> Message | None:
         """The answer. Raises `TimeoutError` once one stage has lasted too long."""
-        entered, since = bytes(running.stage[:2]), time.monotonic()
+        entered, since = running.box.entered, time.monotonic()
         look_s = min(_LOOK_EVERY_S, self._timeout_s)
         while not select.select([running.channel], [], [], look_s)[0]:
-            now = bytes(running.stage[:2])
+            now = running.box.entered
             if now != entered:
                 entered, since = now, time.monotonic()
             patience = 1 if now[0] == Stage.LAUNCHING else _PATIENCE
@@ -370,12 +379,21 @@ class Worker:
             running.server.kill(running.pid)
             status = running.server.end_status(running.pid)
         detail = _shown(running.output.text())
+        fault = running.box.fault()
         self._running = None
         running.close()
-        if how == "hang":
+        if how == HANG:
             said = f"no answer for {self._timeout_s:g} s; the worker was killed"
-            return Death("hang", f"{said}\n{detail}" if detail else said)
-        return Death(_how(status, detail), detail)
+            return Death(HANG, f"{said}\n{detail}" if detail else said)
+        access = None if fault is None else self._access(fault)
+        return Death(_how(status, detail), detail, access)
+
+    def _access(self, fault: Fault) -> DeathAccess:
+        """A fault in the words of judgements."""
+        where = line_of(Path(fault.subject), fault.instruction)
+        return DeathAccess(
+            fault.buffer, fault.offset_bytes, fault.memory_bytes, fault.is_write, where
+        )
 
     def _close_running(self) -> None:
         if self._running is not None:

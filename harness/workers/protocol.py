@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 _LENGTH = struct.Struct("<I")
@@ -16,20 +15,6 @@ _MOST_BYTES = 256 * 2**20
 _MOST_DESCRIPTORS = 8
 
 Message = dict[str, Any]
-
-
-class Stage(IntEnum):
-    """What a worker is doing; a byte of memory that it shares with its client, before one that
-    changes with every stage that is entered.
-
-    It tells a launch that killed its process from a harness that died of something else, and a
-    launch that hangs from a large case that takes long to be compared.
-    """
-
-    IDLE = 0
-    PREPARING = 1
-    LAUNCHING = 2
-    JUDGING = 3
 
 
 class ProtocolError(Exception):

@@ -109,11 +109,11 @@ class _Server:
             self._channel.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
-            channel, output, stage = descriptors
+            channel, output, box = descriptors
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            code = worker.serve(socket.socket(fileno=channel), stage, assignment)
+            code = worker.serve(socket.socket(fileno=channel), box, assignment)
         except BaseException:  # noqa: BLE001 - nothing may run on into the server's code
             traceback.print_exc()
         sys.stdout.flush()

@@ -5,34 +5,28 @@ It may die at any moment; whoever asked notices and starts another.
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import traceback
-from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.round_trips import RoundTripAssignment, RoundTripRunner
-from pagefuzz.harness.running import Answer, Assignment, Runner
-from pagefuzz.harness.workers.protocol import Message, Stage, receive, send
+from pagefuzz.harness.running import Answer, Assignment, Injection, Runner
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.workers.protocol import Message, receive, send
 from pagefuzz.oracles.case import CaseError
 
 T = TypeVar("T")
 
 
-def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -> int:
+def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> int:
     """Runs cases until the stream ends; the exit code."""
-    stage = mmap.mmap(stage_file, mmap.PAGESIZE)
-    os.close(stage_file)
-
-    def enter(new: Stage) -> None:
-        stage[1] = (stage[1] + 1) % 256
-        stage[0] = new
-
+    box = BlackBox(box_file)
+    os.close(box_file)
     try:
-        runner = _runner(assignment, enter)
+        runner = _runner(assignment, box)
     except (CannotCheckError, DeviceFaultError, DoesNotFitError, MemoryError) as error:
         said = str(error) or "a worker has not enough memory to start"
         send(channel, {"cannot_check": said})
@@ -40,9 +34,9 @@ def serve(channel: socket.socket, stage_file: int, assignment: dict[str, Any]) -
     send(channel, {"ready": runner.device})
     try:
         while (message := receive(channel)) is not None:
-            enter(Stage.PREPARING)
+            box.enter(Stage.PREPARING)
             answer = _answer(runner, message)
-            enter(Stage.IDLE)
+            box.enter(Stage.IDLE)
             send(channel, answer)
             if "death" in answer:
                 return 0  # the context is lost: nothing more can be launched from here
@@ -59,21 +53,28 @@ class _Runs(Protocol[T]):
 
     def parse(self, data: object) -> T: ...
 
-    def run(self, case: T, *, with_fixed_bytes: bool = False) -> Answer: ...
+    def run(
+        self, case: T, *, with_fixed_bytes: bool = False, injection: Injection | None = None
+    ) -> Answer: ...
 
     def close(self) -> None: ...
 
 
-def _runner(assignment: dict[str, Any], enter: Callable[[Stage], None]) -> _Runs[Any]:
+def _runner(assignment: dict[str, Any], box: BlackBox) -> _Runs[Any]:
     if "reader" in assignment:
-        return RoundTripRunner(RoundTripAssignment.from_json(assignment), enter)
-    return Runner(Assignment(**assignment), enter)
+        return RoundTripRunner(RoundTripAssignment.from_json(assignment), box)
+    return Runner(Assignment(**assignment), box)
 
 
 def _answer(runner: _Runs[Any], message: Message) -> Message:
     try:
         case = runner.parse(message["case"])
-        answer = runner.run(case, with_fixed_bytes=message.get("with_fixed_bytes", False))
+        injected = message.get("injection")
+        answer = runner.run(
+            case,
+            with_fixed_bytes=message.get("with_fixed_bytes", False),
+            injection=None if injected is None else Injection(**injected),
+        )
     except CaseError as error:
         return {"case_error": str(error)}
     except CannotCheckError as error:

@@ -43,7 +43,8 @@ enum pf_build_flag {
   PF_BUILD_CHECKED = 2,    /* accesses and index arithmetic are tested and recorded */
   PF_BUILD_UBSAN = 4,      /* host: signed overflow of plain integers is recorded as an index fault */
   PF_BUILD_ASAN = 8,       /* host: compiled with AddressSanitizer */
-  PF_BUILD_COVERAGE = 16   /* host: compiled for gcov */
+  PF_BUILD_COVERAGE = 16,  /* host: compiled for gcov */
+  PF_BUILD_INJECT = 32     /* faults can be injected */
 };
 
 int pf_abi_version(void);
@@ -123,6 +124,21 @@ int pf_check_begin(const pf_permissions *permissions, int32_t buffer_count);
 /* Waits for the launch, copies the record out. */
 int pf_check_end(pf_check_record *record);
 
+/* ---- builds with PF_BUILD_INJECT ------------------------------------------------------------------- */
+
+typedef struct pf_injection {
+  void *data;           /* base of the buffer */
+  int64_t offset_bytes; /* from there */
+  int32_t size_bytes;   /* 1, 2, 4 or 8; 0: no access */
+  int32_t kind;         /* PF_READ, whose value is thrown away, or PF_WRITE */
+  int32_t buffer;
+  int32_t reserved;
+} pf_injection;
+
+/* Every kernel launched from now on is followed by one that makes this access, as if it were the kernel's
+ * own.  Other builds return PF_REFUSED. */
+int pf_inject(const pf_injection *injection);
+
 /* ---- host emulation only --------------------------------------------------------------------------- */
 
 enum pf_order {
@@ -134,6 +150,17 @@ enum pf_order {
 
 /* Order of CTAs and of threads inside each, for the launches that follow.  CUDA builds return PF_REFUSED. */
 int pf_set_order(int32_t order, uint64_t seed);
+
+typedef struct pf_fault {
+  int64_t address;      /* that was accessed */
+  int64_t instruction;  /* that accessed it, from the object's beginning */
+  int32_t is_write;     /* 1 or 0; -1 where the processor does not tell */
+  int32_t signal;       /* SIGSEGV, SIGBUS; 0: no fault so far */
+} pf_fault;
+
+/* From now on the first fault of memory protection is noted in *seen, which must outlive the process,
+ * before it ends it.  AddressSanitizer notes faults itself: PF_REFUSED there, and in CUDA builds. */
+int pf_catch_faults(pf_fault *seen);
 
 /* ---- CUDA only ------------------------------------------------------------------------------------- */
 

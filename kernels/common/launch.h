@@ -12,12 +12,23 @@
 
 namespace pf {
 
+#ifdef PF_INJECT
+int launch_injected(void* stream, pf_message* message);
+#endif
+
 struct LaunchShape {
   dim3 grid;
   dim3 block;
   int64_t dynamic_shared_bytes = 0;
   bool shared_opt_in = false;  // whether more than 48 KiB may be asked for
 };
+
+inline int after_launch(int status, [[maybe_unused]] void* stream, [[maybe_unused]] pf_message* message) {
+#ifdef PF_INJECT
+  if (status == PF_OK) return launch_injected(stream, message);
+#endif
+  return status;
+}
 
 /// Launches `kernel` on `stream`. Neither allocates nor synchronises; a launch error is returned with
 /// CUDA's name for it, and not left behind for the next caller.
@@ -49,7 +60,7 @@ int launch(void (*kernel)(Parameters...), const LaunchShape& shape, [[maybe_unus
         shape.block.x, shape.block.y, shape.block.z, shape.dynamic_shared_bytes);
     return PF_LAUNCH_FAILED;
   }
-  return PF_OK;
+  return after_launch(PF_OK, stream, message);
 #else
   if (host::active_grid != nullptr) {
     say(message, "the host emulation runs one launch at a time; another one is still running");
@@ -72,7 +83,7 @@ int launch(void (*kernel)(Parameters...), const LaunchShape& shape, [[maybe_unus
   host::active_grid = &grid;
   const int status = grid.run();
   host::active_grid = nullptr;
-  return status;
+  return after_launch(status, stream, message);
 #endif
 }
 

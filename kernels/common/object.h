@@ -2,9 +2,11 @@
 #pragma once
 
 #include "common/checking.h"
+#include "common/injection.h"
 #include "common/scan.h"
 
 #ifndef __CUDACC__
+#include "host/faults.h"
 #include "host/ubsan.h"
 #endif
 
@@ -26,6 +28,9 @@ PF_EXPORT int pf_build_flags(void) {
 #endif
 #ifdef PF_COVERAGE
   flags |= PF_BUILD_COVERAGE;
+#endif
+#ifdef PF_INJECT
+  flags |= PF_BUILD_INJECT;
 #endif
   return flags;
 }
@@ -83,6 +88,25 @@ PF_EXPORT int pf_set_order(int32_t order, uint64_t seed) {
   pf::host::order_kind = order;
   pf::host::order_seed = seed;
   return PF_OK;
+#endif
+}
+
+PF_EXPORT int pf_inject(const pf_injection* injection) {
+#ifdef PF_INJECT
+  pf::injected = *injection;
+  return PF_OK;
+#else
+  (void)injection;
+  return PF_REFUSED;
+#endif
+}
+
+PF_EXPORT int pf_catch_faults(pf_fault* seen) {
+#if defined(__CUDACC__) || defined(PF_ASAN)
+  (void)seen;
+  return PF_REFUSED;
+#else
+  return pf::host::catch_faults(seen) ? PF_OK : PF_LAUNCH_FAILED;
 #endif
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,62 +12,186 @@ from pagefuzz.harness import devices
 
 pytestmark = pytest.mark.cuda
 
-# Places a small and a large buffer, flips bytes with memsets as a launch would, and collects.
-SCRIPT = """
+TOUCH = Path(__file__).with_name("touch.cu")
+
+# What both scripts begin with: an arena, and a kernel that touches one byte. argv: touch.cu
+PREAMBLE = """
+import os, sys
+from pathlib import Path
 import numpy as np
 from pagefuzz.harness.build import BuildSpec, build
-from pagefuzz.harness.memory.cuda import CudaArena
+from pagefuzz.harness.memory.arena import SMALL_BYTES, DeviceFaultError, DoesNotFitError
+from pagefuzz.harness.memory.cuda import WHOLE_BYTES, CudaArena
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.native import BuiltObject
-from pagefuzz.harness.subjects import subject
+from pagefuzz.harness.subjects import parse_abi, subject
 from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.expectation import Expectation, Footprint
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer, Role
 from pagefuzz.oracles.verdict import CaseClass
 
+READ, STORE, FLIP = range(3)
+TOUCH = Path(sys.argv[1])
+release = BuildSpec("cuda", frozenset())
 page = subject("bundled:page", "cp_gather_cache")
-driver = Driver()
-driver.use_device()
-built = BuiltObject(build(page.source, BuildSpec("cuda")), page.source, page.operation, page.symbol)
-arena = CudaArena(driver, built.scan)
+page_object, touch_object = build(page.source, release), build(TOUCH, release)
+SMALL, LARGE, SPARSE = 96, 5 * 2**20 + 8, 3 * 2**30 + 16
+assert SMALL < SMALL_BYTES < LARGE < WHOLE_BYTES < SPARSE
 
-def buffer(name, size, **place):
-    return PlannedBuffer(name, Role.SOURCE, size, size, 1, 1, Placement(**place), False,
-                         Image.empty())
+def start():
+    global driver, touch_library, ffi
+    driver = Driver()
+    driver.use_device()
+    ffi = parse_abi(TOUCH)
+    touch_library = ffi.dlopen(str(touch_object))
+    native = BuiltObject(page_object, page.source, page.operation, page.symbol)
+    return CudaArena(driver, native.scan)
 
-big = 5 * 2**30 + 7
-plan = Plan(Case("test", {}, seed=1), {}, {"a": buffer("a", 100, offset_bytes=3),
-                                           "b": buffer("b", big, offset_bytes=9)})
-expectation = Expectation(CaseClass.IN_CONTRACT,
-                          footprints={"b": Footprint(may_read=IntervalSet([2**32], [2**32 + 64]))})
-addresses = arena.place(plan, expectation)
-assert addresses["a"] % 256 == 3 and addresses["b"] % 256 == 9
-strays = {"a": [-1, 100], "b": [-2, 5, 2**31, 2**32 + 3, big + 1]}
-for fill in (0, 1):
-    arena.fill(fill)
-    assert not arena.collect().chunks
-    arena.fill(fill)
-    one = np.empty(1, np.uint8)
-    for name, offsets in strays.items():
-        for offset in offsets:
-            driver.copy_out(one, addresses[name] + offset)
-            driver.copy_in(addresses[name] + offset, one ^ 1)
-    arena.synchronise()
-    seen = {name: sorted(chunk.offset_bytes + int(i) for chunk in chunks
-                         for i in np.flatnonzero(chunk.before != chunk.after))
-            for name, chunks in arena.collect().chunks.items()}
-    assert seen == strays, seen
+def touch(address, kind):
+    assert touch_library.pf_touch(ffi.cast("void *", address), kind) == 0
+
+def buffer(name, role, size, **place):
+    return PlannedBuffer(name, role, size, size, 1, 1, Placement(**place), False, Image.empty())
+
+def plan_of(*buffers):
+    return Plan(Case("test", {}, seed=1), {}, {b.name: b for b in buffers})
+
+def expectation_of(**footprints):
+    return Expectation(CaseClass.IN_CONTRACT, footprints=footprints)
+
+def seen(arena):
+    found = {name: sorted(chunk.offset_bytes + int(i) for chunk in chunks
+                          for i in np.flatnonzero(chunk.before != chunk.after))
+             for name, chunks in arena.collect().chunks.items()}
+    return {name: offsets for name, offsets in found.items() if offsets}
+"""
+
+# Flips bytes in small, large and sparse memory, in windows and beside them, at either end.
+CHANGES = """
+arena = start()
+GRANULE, TOP = 2 * 2**20, 2**40
+small, large = buffer("a", Role.DESTINATION, SMALL), buffer("b", Role.DESTINATION, LARGE)
+sparse, huge = buffer("c", Role.DESTINATION, SPARSE), buffer("d", Role.DESTINATION, TOP)
+odd = buffer("e", Role.DESTINATION, 101, offset_bytes=3, guard="none")
+plan = plan_of(small, large, sparse, huge, odd)
+footprints = {"c": Footprint(must_write=IntervalSet([2**31], [2**31 + 64])),
+              "d": Footprint(must_write=IntervalSet([2**39], [2**39 + 64]))}
+for repeat in (0, 1):
+    for fill, launched in ((0, plan), (1, plan.mirrored())):
+        addresses = arena.place(launched, expectation_of(**footprints))
+        for name, address in addresses.items():
+            assert address % 256 == launched.buffers[name].base_offset_bytes, name
+        beside = -300_000 if fill == 0 else 300_000  # in the granule of a small buffer
+        flips = {"a": sorted([0, SMALL - 1, beside]), "b": [0, 2_500_000, LARGE - 1],
+                 "c": [0, 2**31 + 5, SPARSE - 1], "d": [0, 2**39 + 1, TOP - 1],
+                 "e": [-70_000, -1, 101, 50_000]}
+        arena.fill(fill)
+        assert not seen(arena)
+        arena.fill(fill)
+        for name, offsets in flips.items():
+            for offset in offsets:
+                touch(addresses[name] + offset, FLIP)
+        arena.synchronise()
+        found = seen(arena)
+        assert found == flips, (fill, found)
+        arena.fill(fill)
+        for name, stray in (("c", 2**30 + 77_777), ("d", 2**38 + 5)):
+            touch(addresses[name] + stray, FLIP)
+            arena.synchronise()
+            found = seen(arena)
+            assert set(found) == {name} and len(found[name]) == 1, found
+            # In a piece: seen at the lowest place that is mapped to it, and zeroed again.
+            assert found[name][0] <= stray and (found[name][0] - stray) % GRANULE == 0, found
+            assert not seen(arena)
+print(f"{arena.allocated_bytes / 2**20:.0f} MiB, {arena.address_bytes / 2**40:.2f} TiB",
+      file=sys.stderr)
+assert arena.allocated_bytes < 2**30
+try:
+    arena.place(plan_of(buffer("x", Role.SOURCE, 2**57)), expectation_of())
+except DoesNotFitError as error:
+    assert str(error).startswith("x: no device address space"), error
+else:
+    raise AssertionError("128 PiB fit")
+arena.place(plan, expectation_of(**footprints))
+arena.close()
+assert arena.allocated_bytes == arena.address_bytes == 0
 print("seen")
 """
 
+# One access a process; this one forks before CUDA starts, and its children say how they fared.
+FAULTS = """
+def outcome(size, role, mirrored, offset, kind):
+    arena = start()
+    plan = plan_of(buffer("x", role, size))
+    address = arena.place(plan.mirrored() if mirrored else plan, expectation_of())["x"]
+    arena.fill(0)
+    arena.synchronise()
+    try:
+        touch(address + offset, kind)
+        arena.synchronise()
+    except DeviceFaultError as error:
+        return error.name
+    return "none"
+
+FAULT, SOURCE, DESTINATION = "illegal memory access", Role.SOURCE, Role.DESTINATION
+wrong = 0
+for size in (SMALL, LARGE, SPARSE):
+    for role, mirrored, offset, kind, want in (
+        (SOURCE, False, size - 1, READ, "none"),
+        (SOURCE, True, 0, READ, "none"),
+        (DESTINATION, False, size - 1, STORE, "none"),
+        (DESTINATION, True, 0, STORE, "none"),
+        (SOURCE, False, size, READ, FAULT),
+        (SOURCE, True, -1, READ, FAULT),
+        (DESTINATION, False, size, STORE, FAULT),
+        (DESTINATION, True, -1, STORE, FAULT),
+        (SOURCE, False, 2**35, READ, FAULT),
+        (SOURCE, False, -(2**35), READ, FAULT),
+        (DESTINATION, True, 2**35, STORE, FAULT),
+        (DESTINATION, True, -(2**35), STORE, FAULT),
+        (SOURCE, False, size - 1, STORE, FAULT),
+        (SOURCE, False, size // 2, STORE, FAULT),
+        (SOURCE, True, 0, STORE, FAULT),
+        (Role.INDEX, False, 0, STORE, FAULT),
+    ):
+        sys.stdout.flush()
+        ends = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(ends[1], outcome(size, role, mirrored, offset, kind).encode())
+            os._exit(0)
+        os.close(ends[1])
+        _, status = os.waitpid(child, 0)
+        got = os.read(ends[0], 100).decode()
+        os.close(ends[0])
+        if got != want:
+            wrong += 1
+            print(f"{size} {role} {mirrored} {offset} {kind}: {got or status}, not {want}")
+print(f"{wrong} wrong")
+"""
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + script, str(TOUCH)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
 
 def test_writes_are_seen_where_they_fell() -> None:
-    """In a slab and in 5 GiB, inside windows, outside them and in red zones."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
-    )
+    """In pools, in whole and in sparse regions, 2^40 bytes among them, with 1 GiB of memory."""
+    done = run_script(CHANGES)
     assert done.stdout == "seen\n", done.stderr
+
+
+def test_accesses_outside_and_stores_to_sources_fault() -> None:
+    """One byte past either end, far past, and any store where the launch may not write: an illegal
+    memory access. The first and last byte can be touched."""
+    done = run_script(FAULTS)
+    assert done.stdout == "0 wrong\n", done.stdout + done.stderr
 
 
 def test_the_probe_describes_the_gpu() -> None:

@@ -34,8 +34,11 @@ int pf_set_order(int32_t order, uint64_t seed) {
 }
 int pf_scan(const void *data, int64_t size_bytes, int64_t chunk_bytes, int32_t value,
             uint8_t *flags, void *stream) {
-  (void)data, (void)size_bytes, (void)chunk_bytes, (void)value, (void)flags, (void)stream;
-  return PF_REFUSED;
+  (void)stream;
+  if (value < 0 || value > 255) return PF_REFUSED;
+  for (int64_t at = 0; at < size_bytes; ++at)
+    if (((const uint8_t *)data)[at] != value) flags[at / chunk_bytes] = 1;
+  return PF_OK;
 }
 
 int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *message) {

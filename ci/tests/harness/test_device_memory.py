@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from ci.tests.harness.fake_driver import FakeDriver, can_read, can_write
 
 from pagefuzz.harness.memory.arena import (
     RED_ZONE_BYTES,
-    SLAB_REGION_BYTES,
+    SMALL_BYTES,
     DeviceFaultError,
     DoesNotFitError,
 )
-from pagefuzz.harness.memory.cuda import SCAN_CHUNK_BYTES, CudaArena
+from pagefuzz.harness.memory.cuda import SCAN_CHUNK_BYTES, WHOLE_BYTES, CudaArena
+from pagefuzz.harness.memory.device_memory import KEPT_BYTES
+from pagefuzz.harness.memory.driver import GRANULE_BYTES
+from pagefuzz.harness.memory.host import GUARD_BYTES
 from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation, Footprint
@@ -23,52 +30,8 @@ from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer, Role
 from pagefuzz.oracles.verdict import CaseClass
 
 LARGE = 5 * 2**20 + 3
-
-
-class FakeDriver:
-    """The driver's memory functions, over host memory."""
-
-    def __init__(self, memory_bytes: int = 2**30) -> None:
-        self.memory_bytes = memory_bytes
-        self.allocations: dict[int, Any] = {}
-        self.total_allocated = 0
-        self.fault = ""
-
-    def allocate(self, size_bytes: int) -> int:
-        if size_bytes > self.free_bytes():
-            raise DoesNotFitError(f"no {size_bytes:,} bytes of device memory are free")
-        memory = ctypes.create_string_buffer(size_bytes + 512)
-        address = -(-ctypes.addressof(memory) // 512) * 512
-        self.allocations[address] = memory
-        self.total_allocated += 1
-        return address
-
-    def free(self, pointer: int) -> None:
-        del self.allocations[pointer]
-
-    def free_bytes(self) -> int:
-        return self.memory_bytes - sum(map(len, self.allocations.values()))
-
-    def copy_in(self, target: int, source: Any) -> None:
-        ctypes.memmove(target, source.ctypes.data, source.nbytes)
-
-    def copy_out(self, target: Any, source: int) -> None:
-        ctypes.memmove(target.ctypes.data, source, target.nbytes)
-
-    def zero(self, target: int, size_bytes: int) -> None:
-        ctypes.memset(target, 0, size_bytes)
-
-    def synchronise(self) -> None:
-        if self.fault:
-            raise DeviceFaultError(self.fault, "cuCtxSynchronize says so")
-
-
-def scan(data: int, size_bytes: int, chunk_bytes: int, flags: int) -> None:
-    for index in range(-(-size_bytes // chunk_bytes)):
-        size = min(chunk_bytes, size_bytes - index * chunk_bytes)
-        chunk = np.frombuffer(ctypes.string_at(data + index * chunk_bytes, size), np.uint8)
-        if chunk.any():
-            ctypes.memset(flags + index, 1, 1)
+SPARSE = 3 * 2**30 + 10
+EVERY_SIZE = (100, 5000, SMALL_BYTES, SMALL_BYTES + 1, LARGE, SPARSE)
 
 
 def buffer(name: str, role: Role, size_bytes: int, **placement: Any) -> PlannedBuffer:
@@ -89,7 +52,8 @@ def flip(address: int) -> None:
 
 
 def changed_offsets(arena: CudaArena) -> dict[str, list[int]]:
-    return {
+    """Buffers in which something changed, and where."""
+    changed = {
         name: [
             chunk.offset_bytes + int(i)
             for chunk in chunks
@@ -97,34 +61,77 @@ def changed_offsets(arena: CudaArena) -> dict[str, list[int]]:
         ]
         for name, chunks in arena.collect().chunks.items()
     }
+    return {name: offsets for name, offsets in changed.items() if offsets}
 
 
 @pytest.fixture
-def driver() -> FakeDriver:
-    return FakeDriver()
+def driver() -> Iterator[FakeDriver]:
+    made = FakeDriver()
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def arena(driver: FakeDriver) -> CudaArena:
-    return CudaArena(driver, scan)  # type: ignore[arg-type]
+    return arena_on(driver)
 
 
-@pytest.mark.parametrize("size_bytes", [100, SLAB_REGION_BYTES, SLAB_REGION_BYTES + 1, LARGE])
+def arena_on(driver: FakeDriver, limit_bytes: int | None = None) -> CudaArena:
+    return CudaArena(driver, driver.scan, limit_bytes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size_bytes", EVERY_SIZE)
+@pytest.mark.parametrize("guard", ["end", "start", "none"])
 @pytest.mark.parametrize("offset_bytes", [0, 1, 255])
 def test_bases_and_contents_are_as_the_oracle_says(
-    arena: CudaArena, size_bytes: int, offset_bytes: int
+    arena: CudaArena, size_bytes: int, guard: str, offset_bytes: int
 ) -> None:
     """A base has its misalignment, and its surroundings hold what `initial_bytes` says."""
     readable = IntervalSet([16, size_bytes - 9], [48, size_bytes])
-    src = buffer("src", Role.SOURCE, size_bytes, offset_bytes=offset_bytes, before_bytes=10)
+    placement = {"offset_bytes": offset_bytes, "before_bytes": 10, "guard": guard}
+    src = buffer("src", Role.SOURCE, size_bytes, **placement)
     address = arena.place(plan_of(src), expectation_of(src=Footprint(may_read=readable)))["src"]
-    assert address % 256 == offset_bytes
+    assert address % 256 == src.base_offset_bytes
+    low = -10 - (0 if guard == "start" else 200)
+    high = size_bytes + (0 if guard == "end" else 200)
     for fill in (0, 1):
         arena.fill(fill)
-        for begin, end in ((-200, 80), (size_bytes - 30, size_bytes + 200)):
+        for begin, end in ((low, 80), (size_bytes - 30, high)):
             want = initial_bytes(src, readable, 4, fill, begin, end)
             assert ctypes.string_at(address + begin, end - begin) == want.tobytes()
         assert changed_offsets(arena) == {}
+
+
+@pytest.mark.parametrize("size_bytes", EVERY_SIZE)
+@pytest.mark.parametrize("role", [Role.SOURCE, Role.DESTINATION])
+def test_a_buffer_lies_against_its_guard(arena: CudaArena, size_bytes: int, role: Role) -> None:
+    """One byte past the end, and in the mirror before the start, nothing can be read or written;
+    nor a wrap away."""
+    plan = plan_of(buffer("x", role, size_bytes, before_bytes=8))
+    for launched, edge, beyond in ((plan, size_bytes - 1, 1), (plan.mirrored(), -8, -1)):
+        address = arena.place(launched, expectation_of())["x"]
+        arena.fill(0)
+        assert can_read(address + edge)
+        assert not can_read(address + edge + beyond)
+        for distance in (2**31, -(2**31), 2**32, 2**35, -(2**35)):
+            if size_bytes < abs(distance):
+                assert abs(distance) < GUARD_BYTES + GRANULE_BYTES
+                assert not can_read(address + distance)
+
+
+@pytest.mark.parametrize("size_bytes", EVERY_SIZE)
+def test_the_launch_can_write_only_what_it_may(arena: CudaArena, size_bytes: int) -> None:
+    """Sources and indices are read-only for it; destinations and counters are not."""
+    roles = {role.value: role for role in Role}
+    plan = plan_of(*(buffer(name, role, size_bytes) for name, role in roles.items()))
+    for launched in (plan, plan.mirrored()):
+        addresses = arena.place(launched, expectation_of())
+        arena.fill(0)
+        for name, role in roles.items():
+            for offset in (0, size_bytes // 2, size_bytes - 1):
+                assert can_read(addresses[name] + offset)
+                is_written = role in (Role.DESTINATION, Role.COUNTERS)
+                assert can_write(addresses[name] + offset) == is_written
 
 
 @pytest.mark.parametrize(
@@ -133,24 +140,73 @@ def test_bases_and_contents_are_as_the_oracle_says(
 )
 def test_a_write_into_a_large_buffer_is_seen_where_it_fell(arena: CudaArena, offset: int) -> None:
     """One changed byte is reported at its offset, in windows and between them, in both launches."""
-    plan = plan_of(buffer("a", Role.SOURCE, 9), buffer("src", Role.SOURCE, LARGE, offset_bytes=3))
-    footprint = Footprint(may_read=IntervalSet([0], [64]))
-    address = arena.place(plan, expectation_of(src=footprint))["src"]
+    plan = plan_of(
+        buffer("a", Role.SOURCE, 9),
+        buffer("dst", Role.DESTINATION, LARGE, offset_bytes=3, guard="none"),
+    )
+    footprint = Footprint(must_write=IntervalSet([0], [64]))
+    address = arena.place(plan, expectation_of(dst=footprint))["dst"]
     for fill in (0, 1):
         arena.fill(fill)
         flip(address + offset)
-        assert changed_offsets(arena) == {"src": [offset]}
+        assert changed_offsets(arena) == {"dst": [offset]}
 
 
-def test_two_writes_far_apart_are_both_seen(arena: CudaArena) -> None:
+def test_writes_far_apart_are_all_seen(arena: CudaArena) -> None:
     """Strays in different chunks, and in a red zone of a small buffer, are all reported."""
-    plan = plan_of(buffer("a", Role.SOURCE, 9), buffer("src", Role.SOURCE, LARGE))
+    plan = plan_of(buffer("a", Role.COUNTERS, 8), buffer("dst", Role.DESTINATION, LARGE))
     addresses = arena.place(plan, expectation_of())
     arena.fill(0)
     for offset in (100_000, 2_000_000, 4_999_999):
-        flip(addresses["src"] + offset)
+        flip(addresses["dst"] + offset)
     flip(addresses["a"] - 3)
-    assert changed_offsets(arena) == {"a": [-3], "src": [100_000, 2_000_000, 4_999_999]}
+    assert changed_offsets(arena) == {"a": [-3], "dst": [100_000, 2_000_000, 4_999_999]}
+
+
+@pytest.mark.parametrize(
+    ("guard", "offsets"),
+    [
+        ("end", [-GRANULE_BYTES + 104, -100_000, -4100, -1]),
+        ("start", [110, 4096, 1_000_000, GRANULE_BYTES - 1]),
+        ("none", [-500_000, -5000, -1, 104, 6000, 700_000]),
+    ],
+)
+def test_a_write_beside_a_small_region_is_seen_and_undone(
+    arena: CudaArena, guard: str, offsets: list[int]
+) -> None:
+    """Anywhere in the granule of its buffer, and not again in the next launch."""
+    plan = plan_of(
+        buffer("a", Role.DESTINATION, 104, guard=guard),
+        buffer("b", Role.DESTINATION, 104, guard=guard),
+    )
+    addresses = arena.place(plan, expectation_of())
+    for fill in (0, 1, 0):
+        arena.fill(fill)
+        assert changed_offsets(arena) == {}
+        arena.fill(fill)
+        for offset in offsets:
+            flip(addresses["a"] + offset)
+        flip(addresses["b"] + offsets[0])
+        assert changed_offsets(arena) == {"a": offsets, "b": offsets[:1]}
+
+
+def test_a_smaller_region_leaves_nothing_of_a_larger_one(arena: CudaArena) -> None:
+    """What the last case's region held is background again, at either end of the granule."""
+    for size_bytes in (200_000, 100, 5000, SMALL_BYTES, 8):
+        plan = plan_of(buffer("a", Role.DESTINATION, size_bytes))
+        for launched in (plan, plan.mirrored()):
+            arena.place(launched, expectation_of())
+            arena.fill(0)
+            assert changed_offsets(arena) == {}
+
+
+def test_pools_that_a_case_does_not_use_are_not_judged(arena: CudaArena) -> None:
+    """The second buffer's pool keeps what it held while cases have one buffer."""
+    one, two = buffer("a", Role.DESTINATION, 8), buffer("b", Role.DESTINATION, 8)
+    for buffers in ((one, two), (one,), (two,), (one, two)):
+        arena.place(plan_of(*buffers), expectation_of())
+        arena.fill(1)
+        assert changed_offsets(arena) == {}
 
 
 def test_a_small_destination_always_has_its_chunk(arena: CudaArena) -> None:
@@ -159,35 +215,245 @@ def test_a_small_destination_always_has_its_chunk(arena: CudaArena) -> None:
     arena.fill(0)
     collected = arena.collect()
     assert set(collected.chunks) == {"dst"}
-    assert collected.examined_bytes >= 100 + 2 * RED_ZONE_BYTES
+    assert collected.examined_bytes == GRANULE_BYTES
 
 
-def test_large_allocations_are_used_again(arena: CudaArena, driver: FakeDriver) -> None:
-    """Twenty cases of one size cost one allocation."""
-    plan = plan_of(buffer("src", Role.SOURCE, LARGE))
+def test_a_steady_state_maps_nothing(arena: CudaArena, driver: FakeDriver) -> None:
+    """Twenty cases, each launched with its mirror, map and create no more than the first."""
+    plan = plan_of(
+        buffer("a", Role.SOURCE, 300),
+        buffer("b", Role.DESTINATION, 70_000),
+        buffer("c", Role.SOURCE, LARGE),
+        buffer("d", Role.DESTINATION, SPARSE),
+    )
+    counts = set()
     for _ in range(20):
-        arena.place(plan, expectation_of())
+        for fill, launched in ((0, plan), (1, plan.mirrored())):
+            arena.place(launched, expectation_of())
+            arena.fill(fill)
+            assert changed_offsets(arena) == {}
+        counts.add((driver.mapped, driver.created, len(driver.reservations)))
+    assert len(counts) == 1
+
+
+# ---- sparse regions ----
+
+
+@pytest.mark.parametrize("offset", [2**31 - 1, 2**31, SPARSE - 1, 0])
+def test_a_write_into_a_window_of_a_sparse_buffer_is_seen_where_it_fell(
+    arena: CudaArena, offset: int
+) -> None:
+    """Windows have memory of their own, and nothing else shows."""
+    footprint = Footprint(must_write=IntervalSet([2**31 - 100], [2**31 + 100]))
+    plan = plan_of(buffer("dst", Role.DESTINATION, SPARSE))
+    for launched in (plan, plan.mirrored()):
+        address = arena.place(launched, expectation_of(dst=footprint))["dst"]
+        arena.fill(1)
+        flip(address + offset)
+        assert changed_offsets(arena) == {"dst": [offset]}
+
+
+def test_a_write_between_windows_is_seen_once_at_the_lowest_place_of_its_piece(
+    arena: CudaArena,
+) -> None:
+    """It is reported at an offset whose memory is the same, outside all windows, and undone."""
+    footprint = Footprint(must_write=IntervalSet([2**30], [2**30 + 64]))
+    plan = plan_of(buffer("dst", Role.DESTINATION, SPARSE))
+    address = arena.place(plan, expectation_of(dst=footprint))["dst"]
+    for stray in (2**31 + 12_345, 3_000_000):
         arena.fill(0)
+        assert ctypes.string_at(address + stray, 1) == b"\0"
+        flip(address + stray)
+        (seen,) = changed_offsets(arena)["dst"]
+        assert seen <= stray
+        assert (seen - stray) % GRANULE_BYTES == 0
+        assert ctypes.string_at(address + stray, 1) == b"\0"
         assert changed_offsets(arena) == {}
-    assert driver.total_allocated <= 4  # slab, flags, permissions, and the buffer
 
 
-def test_kept_allocations_make_room_for_others() -> None:
-    """Memory kept for a size that is not asked for any more is given back when it is short."""
-    driver = FakeDriver(memory_bytes=600 * 2**20)
-    arena = CudaArena(driver, scan)  # type: ignore[arg-type]
+def test_a_stray_is_reported_for_the_buffer_that_it_hit(arena: CudaArena) -> None:
+    """Two sparse destinations share no piece, and no source shares one with them."""
+    plan = plan_of(
+        buffer("src", Role.SOURCE, SPARSE),
+        buffer("one", Role.DESTINATION, SPARSE),
+        buffer("two", Role.DESTINATION, SPARSE),
+    )
+    addresses = arena.place(plan, expectation_of())
+    arena.fill(0)
+    flip(addresses["two"] + 2**31 + 5)
+    assert ctypes.string_at(addresses["src"] + 2**31, 16) == b"\0" * 16
+    assert set(changed_offsets(arena)) == {"two"}
+
+
+def test_a_tebibyte_needs_little_memory(arena: CudaArena, driver: FakeDriver) -> None:
+    """A destination of 2^40 bytes works, with windows at its ends and at 2^39, in both launches."""
+    top = 2**40
+    footprint = Footprint(must_write=IntervalSet([2**39, top - 64], [2**39 + 64, top]))
+    plan = plan_of(buffer("dst", Role.DESTINATION, top))
+    start = time.process_time()
+    for launched in (plan, plan.mirrored()):
+        address = arena.place(launched, expectation_of(dst=footprint))["dst"]
+        arena.fill(0)
+        flip(address + top - 1)
+        flip(address + 2**39)
+        assert changed_offsets(arena) == {"dst": [2**39, top - 1]}
+    assert not can_read(address - 1)
+    assert arena.allocated_bytes < 400 * 2**20
+    assert arena.address_bytes > top
+    assert time.process_time() - start < 5
+
+
+def test_a_sparse_buffer_whose_every_granule_is_written_has_memory_everywhere(
+    arena: CudaArena,
+) -> None:
+    """Windows in every granule: what strays is seen exactly where it fell."""
+    begins = np.arange(0, WHOLE_BYTES + 2**24, GRANULE_BYTES)
+    footprint = Footprint(must_write=IntervalSet.of_runs(begins, 64))
+    size_bytes = int(begins[-1]) + 64
+    plan = plan_of(buffer("dst", Role.DESTINATION, size_bytes))
+    address = arena.place(plan, expectation_of(dst=footprint))["dst"]
+    assert arena.allocated_bytes > WHOLE_BYTES
+    arena.fill(0)
+    strays = [1_000_000, 2**29 + 1_000_001]
+    for stray in strays:
+        flip(address + stray)
+    assert changed_offsets(arena) == {"dst": strays}
+
+
+def test_strays_of_a_launch_that_was_not_collected_are_nobody_elses(arena: CudaArena) -> None:
+    """Whatever kept the harness from comparing, the next case begins clean."""
+    plan = plan_of(buffer("a", Role.DESTINATION, 8), buffer("dst", Role.DESTINATION, SPARSE))
+    addresses = arena.place(plan, expectation_of())
+    arena.fill(0)
+    flip(addresses["a"] - 100_000)
+    flip(addresses["dst"] + 2**31)
+    arena.place(plan, expectation_of())
+    arena.fill(0)
+    assert changed_offsets(arena) == {}
+
+
+def test_a_large_layout_serves_both_launches(arena: CudaArena, driver: FakeDriver) -> None:
+    """However much memory it has of its own: more than is kept for later cases."""
+    driver.memory_bytes = 2**31
+    begins = np.arange(0, KEPT_BYTES + 2**24, GRANULE_BYTES)
+    footprint = Footprint(must_write=IntervalSet.of_runs(begins, 64))
+    plan = plan_of(buffer("dst", Role.DESTINATION, int(begins[-1]) + 64))
+    arena.place(plan, expectation_of(dst=footprint))
+    mapped = driver.mapped
+    arena.place(plan.mirrored(), expectation_of(dst=footprint))
+    assert driver.mapped == mapped
+    arena.place(plan_of(buffer("a", Role.SOURCE, 8)), expectation_of())
+    assert arena.allocated_bytes <= KEPT_BYTES + 2**24
+
+
+# ---- limits ----
+
+
+def test_kept_memory_makes_room_for_others(driver: FakeDriver) -> None:
+    """Memory kept for layouts that are not asked for any more is given back when it is short."""
+    driver.memory_bytes = 720 * 2**20
+    arena = arena_on(driver)
     for size_bytes in (200 * 2**20, 210 * 2**20, 220 * 2**20):
         arena.place(plan_of(buffer("src", Role.SOURCE, size_bytes)), expectation_of())
-    assert driver.free_bytes() > 300 * 2**20
+        assert driver.free_bytes() >= 256 * 2**20
+    assert arena.allocated_bytes < 720 * 2**20
 
 
-def test_more_than_the_device_has_does_not_fit(arena: CudaArena) -> None:
-    """A buffer beyond the device's memory is refused by name, and the next case fits."""
+def test_more_than_the_device_has_does_not_fit(arena: CudaArena, driver: FakeDriver) -> None:
+    """Windows beyond the device's memory are refused by name, and the next case fits."""
+    driver.memory_bytes = 300 * 2**20
+    everything = Footprint(may_read=IntervalSet([0], [100 * 2**20]))
     with pytest.raises(
-        DoesNotFitError, match=r"src: needs .* bytes of device memory, fewer are free"
+        DoesNotFitError, match=r"^src: needs .* bytes of device memory, fewer are free$"
     ):
-        arena.place(plan_of(buffer("src", Role.SOURCE, 2**40)), expectation_of())
+        arena.place(
+            plan_of(buffer("src", Role.SOURCE, 100 * 2**20)), expectation_of(src=everything)
+        )
     arena.place(plan_of(buffer("src", Role.SOURCE, LARGE)), expectation_of())
+
+
+def test_more_address_space_than_there_is_does_not_fit(arena: CudaArena) -> None:
+    """Refused by name, and nothing stays behind."""
+    arena.place(plan_of(buffer("a", Role.SOURCE, 8)), expectation_of())
+    before = arena.allocated_bytes, arena.address_bytes
+    with pytest.raises(DoesNotFitError, match=r"^src: no device address space for .* bytes$"):
+        arena.place(plan_of(buffer("src", Role.SOURCE, 2**47)), expectation_of())
+    arena.place(plan_of(buffer("a", Role.SOURCE, 8)), expectation_of())
+    assert arena.address_bytes - before[1] < 2**30  # the view of pieces
+    assert arena.allocated_bytes - before[0] < 2**24
+
+
+def test_a_limit_bounds_what_an_arena_takes(driver: FakeDriver) -> None:
+    """A buffer that would be whole is sparse within it; more windows than that do not fit."""
+    limit = 128 * 2**20
+    arena = arena_on(driver, limit)
+    plan = plan_of(buffer("dst", Role.DESTINATION, 300 * 2**20))
+    for launched in (plan, plan.mirrored()):
+        arena.place(launched, expectation_of())
+        arena.fill(0)
+        assert changed_offsets(arena) == {}
+    assert arena.allocated_bytes <= limit
+    everything = Footprint(must_write=IntervalSet([0], [200 * 2**20]))
+    with pytest.raises(DoesNotFitError, match=r"^dst: needs .*, the limit of 134,217,728 leaves"):
+        arena.place(plan, expectation_of(dst=everything))
+    assert arena.allocated_bytes <= limit
+
+
+def test_an_arena_gives_everything_back(arena: CudaArena, driver: FakeDriver) -> None:
+    """No reservation, no handle and no allocation outlives it; it can be used again."""
+    for _ in range(2):
+        for size_bytes in EVERY_SIZE:
+            plan = plan_of(*(buffer(role.value, role, size_bytes) for role in Role))
+            arena.place(plan, expectation_of())
+            arena.store(np.arange(3))
+            arena.fill(0)
+            arena.collect()
+        arena.close()
+        assert arena.allocated_bytes == arena.address_bytes == 0
+        assert driver.free_bytes() == driver.memory_bytes
+        assert not driver.reservations
+
+
+def test_a_failure_midway_leaves_nothing_behind(arena: CudaArena, driver: FakeDriver) -> None:
+    """Page tables that do not fit, at each of the first calls that need them."""
+    real_map, real_allow = driver.map, driver.allow
+    plan = plan_of(
+        buffer("a", Role.SOURCE, 8),
+        buffer("b", Role.DESTINATION, LARGE),
+        buffer("c", Role.DESTINATION, SPARSE),
+    )
+    messages: list[str] = []
+
+    def refuse(real: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise DoesNotFitError("no device memory for page tables is free")
+            real(*arguments, **named)
+
+        return call
+
+    driver.map, driver.allow = refuse(real_map), refuse(real_allow)  # type: ignore[method-assign]
+    for nth in range(1, 30):
+        left = nth
+        try:
+            arena.place(plan, expectation_of())
+        except DoesNotFitError as error:
+            messages.append(str(error))
+        left = 0
+        addresses = arena.place(plan, expectation_of())
+        arena.fill(0)
+        flip(addresses["b"] + 9)
+        assert changed_offsets(arena) == {"b": [9]}
+        arena.close()
+        assert driver.free_bytes() == driver.memory_bytes
+        assert not driver.reservations
+    # b falls back to windows and pieces: one failure never refuses it.
+    assert {message.partition(":")[0] for message in messages} == {"a", "c"}
+
+
+# ---- the rest ----
 
 
 def test_a_fault_of_the_launch_is_named(arena: CudaArena, driver: FakeDriver) -> None:
@@ -195,9 +461,10 @@ def test_a_fault_of_the_launch_is_named(arena: CudaArena, driver: FakeDriver) ->
     arena.place(plan_of(buffer("src", Role.SOURCE, LARGE)), expectation_of())
     arena.fill(0)
     driver.fault = "illegal memory access"
-    with pytest.raises(DeviceFaultError) as caught:
-        arena.synchronise()
-    assert caught.value.name == "illegal memory access"
+    for call in (arena.synchronise, arena.collect):
+        with pytest.raises(DeviceFaultError) as caught:
+            call()
+        assert caught.value.name == "illegal memory access"
 
 
 def test_permissions_are_copied_to_the_device(arena: CudaArena) -> None:
@@ -206,3 +473,17 @@ def test_permissions_are_copied_to_the_device(arena: CudaArena) -> None:
         values = np.arange(count, dtype=np.int64)
         address = arena.store(values)
         assert ctypes.string_at(address, values.nbytes) == values.tobytes()
+
+
+def test_a_store_past_the_guard_kills() -> None:
+    """The fake's guards are real: the process that stores there dies of it."""
+    child = os.fork()
+    if not child:
+        ctypes.CDLL(None).signal(11, 0)  # the default, whatever handler the tests have
+        fake = FakeDriver()
+        address = arena_on(fake).place(
+            plan_of(buffer("dst", Role.DESTINATION, 8)), expectation_of()
+        )["dst"]
+        ctypes.memset(address + 8, 0, 1)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 11

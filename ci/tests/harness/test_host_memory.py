@@ -9,18 +9,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from pagefuzz.harness.memory.arena import (
     RED_ZONE_BYTES,
-    SLAB_REGION_BYTES,
+    SMALL_BYTES,
     DoesNotFitError,
-    slab_regions,
+    PoolRegion,
 )
-from pagefuzz.harness.memory.host import GUARD_BYTES, PAGE_BYTES, HostArena
+from pagefuzz.harness.memory.host import GUARD_BYTES, PAGE_BYTES, POOL_BYTES, HostArena
 from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation, Footprint
@@ -75,35 +74,60 @@ def arena() -> Iterator[HostArena]:
 
 
 def test_bases_are_misaligned_exactly_as_asked(arena: HostArena) -> None:
-    """A base lies `offset_bytes` past a multiple of 256, whatever its neighbours need."""
+    """Without a guard, a base lies `offset_bytes` past a multiple of 256."""
     offsets = (0, 1, 13, 255, 8)
-    plan = plan_of(*(buffer(f"b{o}", Role.SOURCE, 100 + o, offset_bytes=o) for o in offsets))
+    plan = plan_of(
+        *(buffer(f"b{o}", Role.SOURCE, 100 + o, offset_bytes=o, guard="none") for o in offsets)
+    )
     addresses = arena.place(plan, expectation_of())
     assert [addresses[f"b{o}"] % 256 for o in offsets] == list(offsets)
 
 
-def test_regions_tile_the_slab_with_red_zones() -> None:
-    """No byte of a slab lies outside all regions, and each buffer has a red zone at both ends."""
-    buffers = [
-        buffer("a", Role.SOURCE, 1),
-        buffer("b", Role.INDEX, 0, offset_bytes=7, before_bytes=33, after_bytes=9),
-        buffer("c", Role.DESTINATION, 4097, slack_bytes=5),
+@pytest.mark.parametrize("guard", ["end", "start", "none"])
+@pytest.mark.parametrize("unit", [1, 2, 4, 8])
+@pytest.mark.parametrize("offset", [0, 1, 7])
+def test_regions_lie_against_their_guard(guard: str, unit: int, offset: int) -> None:
+    """Aligned, the buffer's end is less than an element away; misaligned, less than 16 bytes; and
+    there is a red zone where there is no guard."""
+    for elements, before, after in ((1, 0, 0), (77, 0, 0), (1000, 5, 3), (60_000, 0, 9), (0, 0, 0)):
+        one = buffer(
+            "b",
+            Role.SOURCE,
+            elements * unit,
+            guard=guard,
+            offset_bytes=offset * unit,
+            before_bytes=before,
+            after_bytes=after,
+        )
+        region = PoolRegion.of(one, POOL_BYTES)
+        assert region.base % 256 == one.base_offset_bytes
+        assert one.base_offset_bytes % min(unit, 8) == 0
+        front = region.base - before
+        behind = region.pool_bytes - region.base - one.memory_bytes
+        room = 16 if offset else min(unit, 8) if elements % 2 else 8
+        assert front in range(room) if guard == "start" else front >= RED_ZONE_BYTES
+        assert behind in range(room) if guard == "end" else behind >= RED_ZONE_BYTES
+
+
+def test_the_mirror_is_flush_at_the_other_end() -> None:
+    """Whatever misalignment was asked for; what has no guard stays where it is."""
+    plan = plan_of(
+        buffer("a", Role.SOURCE, 36, offset_bytes=4),
+        buffer("b", Role.SOURCE, 36, guard="start"),
+        buffer("c", Role.SOURCE, 36, guard="none", offset_bytes=12),
+    )
+    mirror = plan.mirrored().buffers
+    assert [(b.placement.guard, b.base_offset_bytes) for b in mirror.values()] == [
+        ("start", 0),
+        ("end", 256 - 36),
+        ("none", 12),
     ]
-    regions = slab_regions(buffers, PAGE_BYTES)
-    assert regions[0].slice.start == 0
-    assert regions[-1].slice.stop % PAGE_BYTES == 0
-    for left, right in pairwise(regions):
-        assert left.slice.stop == right.slice.start
-    for region in regions:
-        before = region.buffer.placement.before_bytes
-        assert region.begin <= -before - RED_ZONE_BYTES
-        assert region.end >= region.buffer.memory_bytes + RED_ZONE_BYTES
 
 
 def test_small_buffers_hold_what_the_oracle_says(arena: HostArena) -> None:
     """Memory around a base equals `contents.initial_bytes` of the same offsets, for both fills."""
     readable = IntervalSet([8], [64])
-    source = buffer("src", Role.SOURCE, 100, offset_bytes=3)
+    source = buffer("src", Role.SOURCE, 100, offset_bytes=3, guard="none")
     expectation = expectation_of(src=Footprint(may_read=readable))
     address = arena.place(plan_of(source), expectation)["src"]
     for fill in (0, 1):
@@ -115,13 +139,24 @@ def test_small_buffers_hold_what_the_oracle_says(arena: HostArena) -> None:
 
 @pytest.mark.parametrize("offset", [-RED_ZONE_BYTES, -1, 0, 99, 100, 100 + RED_ZONE_BYTES - 1])
 def test_a_write_around_a_small_buffer_is_seen_where_it_fell(arena: HostArena, offset: int) -> None:
-    """One changed byte in a source or its red zones is reported at its offset and nowhere else."""
-    plan = plan_of(buffer("a", Role.SOURCE, 77), buffer("src", Role.SOURCE, 100, offset_bytes=5))
-    address = arena.place(plan, expectation_of())["src"]
+    """One changed byte of a buffer or its red zones is reported at its offset and nowhere else."""
+    dst = buffer("dst", Role.DESTINATION, 100, offset_bytes=5, guard="none")
+    plan = plan_of(buffer("a", Role.SOURCE, 77), dst)
+    address = arena.place(plan, expectation_of())["dst"]
     arena.fill(0)
     old = read(address + offset, 1)[0]
     write(address + offset, bytes([old ^ 0x40]))
-    assert changed_offsets(arena) == {"src": [offset]}
+    assert changed_offsets(arena) == {"dst": [offset]}
+
+
+def test_a_write_far_from_a_small_buffer_is_seen(arena: HostArena) -> None:
+    """Its pool is compared to its ends, far beyond the red zones."""
+    plan = plan_of(buffer("dst", Role.DESTINATION, PAGE_BYTES, guard="start"))
+    address = arena.place(plan, expectation_of())["dst"]
+    arena.fill(1)
+    offset = 4 * PAGE_BYTES - 1
+    write(address + offset, b"\0")
+    assert changed_offsets(arena) == {"dst": [offset]}
 
 
 def test_an_untouched_source_yields_no_chunk(arena: HostArena) -> None:
@@ -148,7 +183,7 @@ def test_chunks_of_one_launch_survive_the_next_fill(arena: HostArena) -> None:
 def test_a_huge_buffer_is_filled_around_its_footprint_only(arena: HostArena) -> None:
     """At 2^33 bytes the footprint holds contents, and its untouched rest costs nothing."""
     top = HUGE - 100
-    dst = buffer("dst", Role.DESTINATION, HUGE, offset_bytes=9)
+    dst = buffer("dst", Role.DESTINATION, HUGE, offset_bytes=9, guard="none")
     footprint = Footprint(must_write=IntervalSet([2**32, top], [2**32 + 64, HUGE]))
     address = arena.place(plan_of(dst), expectation_of(dst=footprint))["dst"]
     assert address % 256 == 9
@@ -171,14 +206,14 @@ def test_a_stray_write_into_a_huge_buffer_is_seen_where_it_fell(
     arena: HostArena, offset: int
 ) -> None:
     """One byte written far from every window of 2^33 bytes is reported at its offset."""
-    src = buffer("src", Role.SOURCE, HUGE, offset_bytes=1)
-    footprint = Footprint(may_read=IntervalSet([0], [64]))
-    address = arena.place(plan_of(src), expectation_of(src=footprint))["src"]
+    dst = buffer("dst", Role.DESTINATION, HUGE, offset_bytes=1, guard="none")
+    footprint = Footprint(must_write=IntervalSet([0], [64]))
+    address = arena.place(plan_of(dst), expectation_of(dst=footprint))["dst"]
     for fill in (0, 1):
         arena.fill(fill)
         old = read(address + offset, 1)[0]
         write(address + offset, bytes([old ^ 1]))
-        assert changed_offsets(arena) == {"src": [offset]}
+        assert changed_offsets(arena) == {"dst": [offset]}
 
 
 def test_reading_a_huge_buffer_changes_nothing(arena: HostArena) -> None:
@@ -240,7 +275,7 @@ def test_a_buffer_over_another_lies_inside_it(arena: HostArena) -> None:
 
 
 @pytest.mark.parametrize("distance", [2**31, -(2**31), 2**32 - 1, 2**35, -(2**35)])
-@pytest.mark.parametrize("size_bytes", [100, SLAB_REGION_BYTES + 1])
+@pytest.mark.parametrize("size_bytes", [100, SMALL_BYTES + 1])
 def test_a_wrapped_offset_faults_between_the_guards(distance: int, size_bytes: int) -> None:
     """An access a wrap away from any buffer kills the process instead of landing in its heap."""
     assert abs(distance) < GUARD_BYTES
@@ -262,3 +297,41 @@ ctypes.string_at(address + {distance}, 1)
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert done.returncode == -11, done.stderr.decode()
+
+
+@pytest.mark.parametrize("size_bytes", [36, SMALL_BYTES + 36, HUGE + 36])
+@pytest.mark.parametrize(
+    ("guard", "role", "access"),
+    [
+        ("end", Role.SOURCE, "string_at(address + size, 1)"),
+        ("start", Role.SOURCE, "string_at(address - 1, 1)"),
+        ("end", Role.DESTINATION, "memset(address + size, 0, 1)"),
+        ("start", Role.DESTINATION, "memset(address - 1, 0, 1)"),
+        ("end", Role.SOURCE, "memset(address, 0, 1)"),
+        ("start", Role.INDEX, "memset(address + size - 1, 0, 1)"),
+    ],
+)
+def test_one_byte_off_a_buffer_faults(guard: str, role: Role, access: str, size_bytes: int) -> None:
+    """At its guard, and for a write to what is only read: at full speed, by the processor."""
+    script = f"""
+import ctypes
+from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer, Role
+from pagefuzz.oracles.verdict import CaseClass
+size = {size_bytes}
+one = PlannedBuffer("src", Role("{role}"), size, size, 1, 1, Placement(guard="{guard}"), False,
+                    Image.empty())
+arena = HostArena()
+address = arena.place(Plan(Case("test", {{}}), {{}}, {{"src": one}}),
+                      Expectation(CaseClass.REFUSED))["src"]
+arena.fill(0)
+ctypes.string_at(address, 1)
+ctypes.string_at(address + size - 1, 1)
+print("so far", flush=True)
+ctypes.{access}
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert done.stdout == b"so far\n", done.stderr.decode()
+    assert done.returncode == -11

@@ -129,3 +129,13 @@ def test_a_release_object_keeps_no_record(echo: BuiltObject) -> None:
         echo.begin_check(
             numbered_plan(), Expectation(CaseClass.REFUSED), lambda v: int(np.asarray(v).size)
         )
+
+
+def test_a_scan_flags_chunks_that_hold_another_value(echo: BuiltObject) -> None:
+    """Data, size, chunk size, value and flags arrive where they belong; a refusal is an error."""
+    data, flags = np.full(100, 7, np.uint8), np.zeros(7, np.uint8)
+    data[[33, 99]] = 0
+    echo.scan(data.ctypes.data, data.size, 16, 7, flags.ctypes.data)
+    assert flags.tolist() == [0, 0, 1, 0, 0, 0, 1]
+    with pytest.raises(CannotCheckError, match=r"pf_scan .* returned status 1"):
+        echo.scan(data.ctypes.data, data.size, 16, 256, flags.ctypes.data)

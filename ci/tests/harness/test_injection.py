@@ -1,0 +1,93 @@
+"""The injection matrix: every layer sees what it promises, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagefuzz.harness import injection
+from pagefuzz.harness.check import Checker
+from pagefuzz.harness.cli import main
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.injection import KINDS, LAYERS, Kind, examine, injections, suitable_cases
+from pagefuzz.harness.running import Injection
+from pagefuzz.oracles import registry
+
+OPERATION = "cp_gather_cache"
+
+
+@pytest.fixture(scope="module")
+def matrix() -> injection.Matrix:
+    return examine(OPERATION, "bundled:token", "host")
+
+
+def test_every_cell_is_as_promised(matrix: injection.Matrix) -> None:
+    """Whatever is wrong in a launch of a sound kernel, the layers see what they say they see."""
+    assert [(key, cell.wrong) for key, cell in matrix.items() if not cell.kept] == []
+    assert len(matrix) > 100
+    assert {buffer for buffer, _, _ in matrix} == {
+        buffer.name for buffer in registry.operation(OPERATION).buffers
+    }
+
+
+def test_guards_see_reads_whose_value_is_thrown_away(matrix: injection.Matrix) -> None:
+    """Of every buffer, past the end and before the start; the byte diff sees none of them."""
+    for (buffer, kind, layer), cell in matrix.items():
+        if kind in (Kind("read", "past"), Kind("read", "before")):
+            assert cell.seen == (0 if layer == "diff" else cell.tries), (buffer, kind, layer)
+
+
+def test_a_launch_without_an_injection_is_clean() -> None:
+    """The objects of the matrix find nothing by themselves, and nothing is left injected."""
+    case = suitable_cases(OPERATION, 1)[0]
+    with Checker(OPERATION, "bundled:token", "host", "inject") as checker:
+        assert checker.check(case).clean
+        over = Injection("block_table", 2**35, 4, "read")
+        assert [f.title for f in checker.check(case, injection=over).failures] == [
+            "read past block_table"
+        ]
+        assert checker.check(case).clean
+
+
+def test_other_builds_do_not_inject() -> None:
+    """An object without the flag refuses, rather than let an access pass for unseen."""
+    case = suitable_cases(OPERATION, 1)[0]
+    with (
+        Checker(OPERATION, "bundled:token", "host", "release") as checker,
+        pytest.raises(CannotCheckError, match="pf_inject"),
+    ):
+        checker.check(case, injection=Injection("block_table", 0, 4, "read"))
+
+
+def test_accesses_are_forbidden_and_aligned() -> None:
+    """No injected access touches a byte that the contract allows for its kind."""
+    one = registry.operation(OPERATION)
+    for case in suitable_cases(OPERATION, 3):
+        plan = one.plan(case)
+        expectation = one.expect(plan)
+        for buffer in plan.buffers.values():
+            if not buffer.memory_bytes:
+                continue
+            for kind, made in injections(plan, expectation, buffer):
+                footprint = expectation.footprint(buffer.name)
+                allowed = footprint.may_read if kind.access == "read" else footprint.changeable
+                begin, end = made.offset_bytes, made.offset_bytes + made.size_bytes
+                assert not allowed.mask(begin, end).any()
+                assert made.offset_bytes % made.size_bytes == 0
+
+
+def test_a_layer_that_does_not_keep_its_promise_is_exit_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A guard that is said to see reads inside buffers: found out, with the case."""
+    monkeypatch.setattr(injection.Layer, "promises", lambda *_: True)
+    assert main(["matrix", "--device", "host", "--op", OPERATION]) == 1
+    said = capsys.readouterr()
+    assert "cells not as promised" in said.out
+    assert "!" in said.out
+    assert "not as promised: Injection(buffer=" in said.err
+
+
+def test_kinds_and_layers_are_named_once() -> None:
+    """The table has a column for each kind and a letter for each layer."""
+    assert len({kind.name for kind in KINDS}) == len(KINDS) == 8
+    assert len({layer.name for layer in LAYERS}) == len(LAYERS) == 3

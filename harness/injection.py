@@ -1,0 +1,229 @@
+"""The injection matrix: one wrong access at a time, and which layer of detection sees it.
+
+A launch of a sound kernel is followed by one access that the contract forbids, made by code in the
+same object (builds with the flag "inject"). For each buffer of an operation and each kind of access
+the matrix says which layers see it, and whether that is what they promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pagefuzz.harness.check import Checker
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.running import Injection
+from pagefuzz.oracles import registry
+from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.intervals import IntervalSet
+from pagefuzz.oracles.layout import Dtype, Plan, PlannedBuffer, Role
+from pagefuzz.oracles.verdict import CaseClass, Outcome
+from pagefuzz.strategies.registry import cases_for
+
+READ, WRITE = "read", "write"
+
+#: A wrap of 32-bit elements of 8 bytes; the guards are wider.
+FAR_BYTES = 2**35
+
+#: Larger cases cost more than they tell.
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of wrong access. where: "past", "before", "far", "inside"."""
+
+    access: str
+    where: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.access} {self.where}"
+
+
+KINDS = tuple(Kind(a, w) for a in (READ, WRITE) for w in ("past", "before", "far", "inside"))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of detection, alone.
+
+    build       flags of the object in which no other layer can come first
+    guarded     whether buffers lie against guards, or between red zones
+    judgements  any of which names what the layer sees
+    """
+
+    name: str
+    build: str
+    guarded: bool
+    judgements: frozenset[str]
+
+    def promises(self, kind: Kind, buffer: PlannedBuffer) -> bool:
+        """Whether the layer must see it; what it need not see, it must not report either."""
+        if self.name == "checked":
+            return True
+        if self.name == "diff":  # red zones and the byte diff of whole buffers
+            return kind.access == WRITE and kind.where != "far" and _is_written(buffer)
+        read_only = kind.access == WRITE and not _is_written(buffer)
+        return kind.where != "inside" or read_only
+
+
+LAYERS = (
+    Layer("guard", "inject", True, frozenset({"death"})),
+    Layer("diff", "inject", False, frozenset({"untouched", "output", "counts"})),
+    Layer("checked", "checked,inject", True, frozenset({"bounds"})),
+)
+
+
+@dataclass
+class Cell:
+    """How often a layer saw a kind of access to a buffer, of how many tries; `wrong` says what
+    happened where that is not what it promises."""
+
+    promised: bool
+    seen: int = 0
+    tries: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        return not self.wrong
+
+
+Matrix = Mapping[tuple[str, Kind, str], Cell]
+"""(buffer, kind, name of the layer) -> cell."""
+
+
+def _is_written(buffer: PlannedBuffer) -> bool:
+    return buffer.role not in (Role.SOURCE, Role.INDEX)
+
+
+def injections(
+    plan: Plan, expectation: Expectation, buffer: PlannedBuffer
+) -> Iterator[tuple[Kind, Injection]]:
+    """One wrong access of each kind that the buffer has room for: of one element, or less where
+    what lies inside it is not as long."""
+    size = Dtype(buffer.dtype).size_bytes
+    lowest_bit = buffer.required_bytes & -buffer.required_bytes
+    size = min(size, lowest_bit)  # aligned at both ends
+    footprint = expectation.footprint(buffer.name)
+    inside = {READ: footprint.may_read, WRITE: footprint.changeable}
+    for kind in KINDS:
+        if kind.where == "inside":
+            found = _forbidden(buffer, inside[kind.access], size)
+            if found is None:
+                continue
+            offset, size_bytes = found
+        else:
+            size_bytes = size
+            offset = {"past": buffer.memory_bytes, "before": -size, "far": FAR_BYTES}[kind.where]
+        yield kind, Injection(buffer.name, offset, size_bytes, kind.access)
+
+
+def _forbidden(buffer: PlannedBuffer, allowed: IntervalSet, size: int) -> tuple[int, int] | None:
+    """(offset, size) of an aligned access of which no byte is allowed; None if there is none."""
+    rest = IntervalSet([0], [buffer.memory_bytes]).without(allowed)
+    while size:
+        first = -(-rest.begin // size) * size
+        fits = first + size <= rest.end
+        if fits.any():
+            return int(first[fits][0]), size
+        size //= 2
+    return None
+
+
+def suitable_cases(operation: str, count: int) -> list[Case]:
+    """In-contract cases of an operation without placements, with every buffer that there can be in
+    `count` of them at least, as far as drawing gets; the same ones every time."""
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    one = registry.operation(operation)
+    found: list[Case] = []
+    lacking = {buffer.name: count for buffer in one.buffers}
+
+    @seed(1)
+    @settings(
+        max_examples=max(200, 8 * count),
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases_for(operation, hostile=False, refused=False))
+    def collect(case: Case) -> None:
+        if not any(lacking.values()):
+            return
+        case = replace(case, placements={})
+        plan = one.plan(case)
+        sizes = [b.memory_bytes for b in plan.buffers.values()]
+        expectation = one.expect(plan)
+        if (
+            sum(sizes) > _MOST_BYTES
+            or expectation.case_class is not CaseClass.IN_CONTRACT
+            or not any(runs.offsets.size for runs in expectation.expected.values())
+        ):
+            return
+        useful = [b.name for b in plan.buffers.values() if b.memory_bytes and lacking[b.name]]
+        if useful:
+            found.append(case)
+        for name in useful:
+            lacking[name] -= 1
+
+    collect()
+    return found
+
+
+def between_red_zones(case: Case) -> Case:
+    names = [buffer.name for buffer in registry.operation(case.operation).buffers]
+    return replace(case, placements={name: Placement(guard="none") for name in names})
+
+
+def examine(
+    operation: str,
+    subject: str,
+    device: str,
+    *,
+    tries: int = 1,
+    layers: Sequence[Layer] = LAYERS,
+) -> Matrix:
+    """Fills the matrix of one subject: `tries` cases for each cell, as far as there are cases.
+
+    Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, or if
+    there is no case for a buffer.
+    """
+    cases = suitable_cases(operation, tries)
+    one = registry.operation(operation)
+    cells: dict[tuple[str, Kind, str], Cell] = {}
+    for layer in layers:
+        with Checker(operation, subject, device, layer.build) as checker:
+            for case in cases:
+                placed = case if layer.guarded else between_red_zones(case)
+                plan = one.plan(placed)
+                expectation = one.expect(plan)
+                for buffer in plan.buffers.values():
+                    if not buffer.memory_bytes or buffer.placement.over is not None:
+                        continue
+                    for kind, injection in injections(plan, expectation, buffer):
+                        key = (buffer.name, kind, layer.name)
+                        cell = cells.setdefault(key, Cell(layer.promises(kind, buffer)))
+                        if cell.tries < tries:
+                            _try(checker, placed, injection, layer, cell)
+    missing = {b.name for b in one.buffers} - {buffer for buffer, _, _ in cells}
+    if missing:
+        raise CannotCheckError(
+            f"{operation}: no case was drawn in which {', '.join(sorted(missing))} has memory"
+        )
+    return cells
+
+
+def _try(checker: Checker, case: Case, injection: Injection, layer: Layer, cell: Cell) -> None:
+    verdict = checker.check(case, injection=injection)
+    if verdict.outcome is Outcome.NOT_RUN:
+        raise CannotCheckError(f"a case of the matrix was not run: {verdict.not_run}")
+    cell.tries += 1
+    seen = any(failure.judgement in layer.judgements for failure in verdict.failures)
+    cell.seen += seen
+    if seen is not cell.promised:
+        said = ", ".join(failure.title for failure in verdict.failures) or "nothing"
+        cell.wrong.append(f"{injection} in {case.dumps()}: {said}")

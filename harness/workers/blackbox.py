@@ -1,0 +1,129 @@
+"""What outlives a worker: memory that it shares with its client.
+
+It tells a launch that killed its process from a harness that died of something else, a launch that
+hangs from a large case that takes long to be compared, and of a fault of memory protection where
+it was and which instruction of the subject it was of.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import cffi
+import numpy as np
+
+from pagefuzz.harness.memory.host import GUARD_BYTES
+from pagefuzz.oracles.layout import Plan
+
+#: Byte 0: the stage; 1: changes with every stage that is entered. Then `pf_fault` and the buffers.
+_FAULT_AT, _BUFFERS_AT = 64, 128
+SIZE_BYTES = 4 * mmap.PAGESIZE
+
+_ffi = cffi.FFI()
+
+
+class Stage(IntEnum):
+    """What a worker is doing."""
+
+    IDLE = 0
+    PREPARING = 1
+    LAUNCHING = 2
+    JUDGING = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of memory protection.
+
+    subject       path of the object that was launched
+    buffer        the nearest one; "" if none is near
+    offset_bytes  from its base, or from 0
+    memory_bytes  of it, workspace behind it included
+    instruction   that accessed it, from the beginning of that object
+    is_write      None where the processor does not tell
+    """
+
+    subject: str
+    buffer: str
+    offset_bytes: int
+    memory_bytes: int
+    instruction: int
+    is_write: bool | None
+
+
+class BlackBox:
+    """One worker's; its client has another view of the same memory."""
+
+    def __init__(self, file: int) -> None:
+        """`file` is a descriptor of `SIZE_BYTES`; it may be closed afterwards."""
+        self._memory = mmap.mmap(file, SIZE_BYTES)
+
+    @staticmethod
+    def create() -> int:
+        """A descriptor of fresh memory."""
+        file = os.memfd_create("pagefuzz-blackbox", os.MFD_CLOEXEC)
+        os.ftruncate(file, SIZE_BYTES)
+        return file
+
+    # ---- the worker's side --------------------------------------------------------------------
+
+    def enter(self, stage: Stage) -> None:
+        self._memory[1] = (self._memory[1] + 1) % 256
+        self._memory[0] = stage
+
+    def fault_address(self) -> int:
+        """Where a `pf_fault` is to be written."""
+        view = np.frombuffer(self._memory, np.uint8)
+        return int(view.ctypes.data) + _FAULT_AT
+
+    def note_launch(self, subject: str, plan: Plan, addresses: Mapping[str, int]) -> None:
+        """The path of the object that is launched next, and where its buffers lie."""
+        buffers = [
+            [name, addresses[name], buffer.memory_bytes]
+            for name, buffer in plan.buffers.items()
+            if addresses[name] and buffer.placement.over is None
+        ]
+        text = json.dumps([subject, buffers]).encode()
+        head = len(text).to_bytes(4, "little")
+        self._memory[_BUFFERS_AT : _BUFFERS_AT + 4 + len(text)] = head + text
+
+    # ---- the client's side --------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Before a case is sent."""
+        self._memory[0] = Stage.IDLE
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self._memory[0])
+
+    @property
+    def entered(self) -> bytes:
+        """The stage, and which entry into it; differs whenever a stage was entered."""
+        return bytes(self._memory[:2])
+
+    def fault(self) -> Fault | None:
+        """The fault that ended the worker, if one did."""
+        noted = np.frombuffer(bytes(self._memory[_FAULT_AT : _FAULT_AT + 24]), np.int64)
+        is_write, number = np.frombuffer(noted[2:].tobytes(), np.int32).tolist()
+        if not number:
+            return None
+        address, instruction = int(noted[0]), int(noted[1])
+        size = int.from_bytes(self._memory[_BUFFERS_AT : _BUFFERS_AT + 4], "little")
+        text = bytes(self._memory[_BUFFERS_AT + 4 : _BUFFERS_AT + 4 + size])
+        nearest = (GUARD_BYTES, "", 0, 0)
+        subject, buffers = json.loads(text) if text else ("", ())
+        for name, base, memory_bytes in buffers:
+            distance = max(base - address, address - base - memory_bytes, 0)
+            nearest = min(nearest, (distance, name, base, memory_bytes))
+        _, name, base, memory_bytes = nearest
+        wrote = None if is_write < 0 else bool(is_write)
+        return Fault(subject, name, address - base, memory_bytes, instruction, wrote)
+
+    def close(self) -> None:
+        self._memory.close()
