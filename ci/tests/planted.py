@@ -10,6 +10,7 @@ A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json
                 judgement   instead of the one of the checked build
                 most        of requests, tokens or pairs in the minimised case; 2 if it is not given
                             (most_requests, most_tokens: the same)
+                why         no smaller case can show it
                 fast        true: in the fast tier too
     reported  optional: names of reported cases on which it fails
     unshown   optional: names of reported cases on which it does not

@@ -13,7 +13,7 @@ import pytest
 from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.journal import Journal, read_journal
 from pagefuzz.harness.campaign.plan import Job, Options, Shard, Unit
-from pagefuzz.harness.campaign.search import Search
+from pagefuzz.harness.campaign.search import HYPOTHESIS_SHARE, Search
 from pagefuzz.harness.findings import load_finding
 
 TWO_FAULTS = {"faults": {"bounds:a": ["a", 100], "output:b": ["b", 77]}}
@@ -200,7 +200,7 @@ def test_near_the_end_both_minimisers_get_their_part(tmp_path):
     """What is left of the run is shared as the budget would be."""
     shard = Shard(Unit("fake", "bundled:fake", hostile=True), 0, None)
     options = Options(backend="host", build="checked", seed=0, shrink_s=20.0)
-    for left_s, share in ((None, 0.6), (100.0, 0.6), (5.0, 0.15), (-1.0, 0.0)):
+    for left_s, part in ((None, 1.0), (100.0, 1.0), (5.0, 0.25), (-1.0, 0.0)):
         deadline = None if left_s is None else time.monotonic() + left_s
         search = Search(
             Job(shard, options, deadline),
@@ -209,6 +209,7 @@ def test_near_the_end_both_minimisers_get_their_part(tmp_path):
             list,
             Journal(tmp_path / "journal.jsonl"),
         )
+        share = part * HYPOTHESIS_SHARE
         assert search._hypothesis_share == pytest.approx(share, abs=0.01)
 
 

@@ -38,7 +38,7 @@ def hinted(case: Case, hints: Values) -> Case:
     return replace(case, operation=NAME, values={**case.values, "token_to_seq": hints})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(hinted_cases())
 def test_vectorised_equals_loop(case: Case) -> None:
     """The fast expectation is the loop's, byte for byte and set for set."""
@@ -46,7 +46,7 @@ def test_vectorised_equals_loop(case: Case) -> None:
     assert_same(OPERATION.expect(plan), OPERATION.expect_by_loop(plan))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(hinted_cases())
 def test_torch_equals_loop(case: Case) -> None:
     """Tensors gather the bytes that the loop gathers."""
@@ -98,11 +98,11 @@ def plain_of(case: Case) -> Case:
 @pytest.mark.parametrize("corner", CORNERS)
 def test_small_cases_reach_the_corner(corner: str) -> None:
     """The equalities above are worth as much as the cases that they are tried on."""
-    quickly = settings(max_examples=800, database=None, phases=[Phase.generate])
+    quickly = settings(max_examples=500, database=None, phases=[Phase.generate])
     find(hinted_cases(), CORNERS[corner], settings=quickly)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(small_cases())
 def test_right_hints_change_nothing(case: Case) -> None:
     """With the owner as each row's hint, and no contest, it is the operation without hints."""
