@@ -248,7 +248,7 @@ def _loaded(assignment: Assignment) -> tuple[LaunchObject, Scan]:
     return launched, built.scan
 
 
-def _no_scan(data: int, size_bytes: int, chunk_bytes: int, flags: int) -> None:
+def _no_scan(data: int, size_bytes: int, chunk_bytes: int, value: int, flags: int) -> None:
     raise CannotCheckError("no object that searches device memory was built")
 
 
