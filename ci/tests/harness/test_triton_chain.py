@@ -16,6 +16,7 @@ from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.registry import concerned, operation
+from pagefuzz.oracles.relation import relations_of
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 from pagefuzz.strategies.indexer_gathers import REASONS, surface
 from pagefuzz.strategies.refusals import lies_by_reason
@@ -55,7 +56,9 @@ def silent_on_drawn_cases(checker: Checker, count: int) -> None:
 
     run()
     assert {case_class for case_class, _ in outcomes} == set(CaseClass)
-    assert set(looked) == set(concerned(operation(OPERATION), FLAGS))
+    concern = set(concerned(operation(OPERATION), FLAGS))
+    few = set(relations_of(operation(OPERATION)))  # each is drawn in one case of ten
+    assert concern - few <= set(looked) <= concern
     assert checker.deaths == 0
 
 
