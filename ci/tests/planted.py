@@ -15,6 +15,7 @@ A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json
                 fast        true: in the fast tier too
     reported  optional: names of reported cases on which it fails
     unshown   optional: names of reported cases on which it does not
+    timeout_s optional: after which a launch counts as a hang
     slow      optional, true: its two builds are compiled in the slow tier only
 """
 
@@ -24,8 +25,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pagefuzz.harness.check import TIMEOUT_S, Checker
 from pagefuzz.harness.subjects import KERNELS
 from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import Verdict
 
 TWINS = Path(__file__).parent / "twins"
 NAMES = sorted(path.stem for path in TWINS.glob("*.json"))
@@ -53,6 +56,13 @@ def judgements_of(name: str) -> list[str]:
     """Those of which one must name what a campaign finds."""
     wanted = planted(name).get("fuzz", {}).get("judgement", planted(name)["checked"])
     return [wanted] if isinstance(wanted, str) else list(wanted)
+
+
+def checked_on_its_case(name: str, device: str, build: str) -> Verdict:
+    """The verdict on the case that shows it."""
+    timeout_s = planted(name).get("timeout_s", TIMEOUT_S)
+    with Checker(None, twin(name), device, build, timeout_s=timeout_s) as checker:
+        return checker.check(case_of(name))
 
 
 def most_work(name: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ci.tests.planted import NAMES, case_of, planted, twin
+from ci.tests.planted import NAMES, case_of, checked_on_its_case, planted, twin
 
 from pagefuzz import check
 from pagefuzz.harness import subjects
@@ -30,7 +30,7 @@ BUILDS = [
 @pytest.mark.parametrize(("name", "build"), BUILDS)
 def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> None:
     """The first failure is the judgement that describes the cause."""
-    verdict = check(case_of(name), twin(name), "host", build)
+    verdict = checked_on_its_case(name, "host", build)
     assert verdict.outcome is Outcome.FAILED
     assert verdict.failures[0].judgement == planted(name)[build]
     if build == "release":
