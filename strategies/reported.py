@@ -77,7 +77,7 @@ def related_for(operation: str) -> list[Case]:
     found = []
     for name, relation in relations_of(judged).items():
         for case, plan, expectation in laid:
-            if relation.related(judged, plan, expectation) is not None:
+            if relation.related(judged, plan, expectation):
                 found.append(replace(case, relations=(name,)))
                 break
     return found
