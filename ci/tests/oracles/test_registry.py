@@ -43,6 +43,7 @@ def test_judgements_say_what_they_are(name: str) -> None:
 
 #: Judgement -> (the operations to which it applies not, why).
 NOTHING_TO_EXAMINE = {
+    "repeat": ({"copy_blocks"}, "its second launch reads what the first has written"),
     "splitting": (
         {"concat_and_cache_mla", "reshape_and_cache_flash"},
         "tokens of writers belong to no request",
