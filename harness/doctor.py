@@ -35,7 +35,7 @@ LAYERS = (
     Layer("two fills", "forbidden reads that reach output", (HOST, CUDA)),
     Layer("repeats", "races, stale shared memory", (HOST, CUDA)),
     Layer("orders of threads", "missing barriers, races", (HOST,)),
-    Layer("related launches", "output that follows page ids, places", (HOST, CUDA)),
+    Layer("related launches", "output that follows page ids", (HOST, CUDA)),
     Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
     Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
     Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),
