@@ -86,7 +86,7 @@ class Checker:
         spec = BuildSpec.parse(self.backend, build)
         self.build = spec.text
         self._assignment = _assignment(self.subject, spec)
-        self.flags = frozenset(self._assignment.build.split(","))
+        self.flags = self._assignment.flags
         about = {"subject": subject, "device": self.backend, "build": self.build}
         self._worker = Worker(
             self._assignment,

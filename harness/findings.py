@@ -33,6 +33,8 @@ LAYERS = {
     "output": "two fills against the reference",
     "untouched": "byte diff and red zones",
     "poison": "two fills",
+    "repeat": "launches in a row",
+    "order": "orders of threads",
     "renaming": "a related launch",
     "splitting": "a related launch",
     "widening": "a related launch",

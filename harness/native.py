@@ -187,7 +187,8 @@ class BuiltObject:
         return ()
 
     def set_order(self, order: int, seed: int) -> None:
-        """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only."""
+        """Order of CTAs and threads for the launches that follow (`enum pf_order`); host only:
+        raises `NotAcceptedError` elsewhere."""
         self._require(self._library.pf_set_order(order, seed), "pf_set_order")
 
     def inject(

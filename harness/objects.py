@@ -43,6 +43,10 @@ class LaunchObject(Protocol):
     def compilations(self) -> tuple[Compilation, ...]:
         """What is compiled for which launches; empty for what is compiled ahead of them all."""
 
+    def set_order(self, order: int, seed: int) -> None:
+        """Order of CTAs and threads for the launches that follow (`enum pf_order`). Raises
+        `CannotCheckError` for an object whose order nobody can choose."""
+
     def inject(
         self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
     ) -> None:

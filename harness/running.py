@@ -1,9 +1,10 @@
-"""What a worker does with one case: plan, expect, launch twice, judge."""
+"""What a worker does with one case: plan, expect, launch twice and for each relation, judge."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ from pagefuzz.oracles.contents import FILLS
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.layout import Plan, Role
-from pagefuzz.oracles.observation import Launch, Observation, Related
+from pagefuzz.oracles.observation import (
+    Launch,
+    LaunchOrder,
+    Observation,
+    OrderKind,
+    Related,
+    flags_of,
+)
 from pagefuzz.oracles.relation import RelationJudgement
 from pagefuzz.oracles.runs import before_and_after
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
@@ -49,6 +57,11 @@ class Assignment:
     promises_containment: bool
     keys_path: str = ""
     scan_path: str = ""
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """Of the object, as judgements are asked about them."""
+        return flags_of(self.backend, self.build)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -137,8 +150,8 @@ class Runner:
         injection: Injection | None = None,
     ) -> Answer:
         """Launches a case once with each fill, the second time with every buffer at the other end
-        of its memory, once more for each relation that it names and that applies, and judges all
-        of them.
+        of its memory, again for each relation that it names and that applies, and judges all of
+        them.
 
         Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
         case for which there is no memory is answered as not run.
@@ -170,11 +183,32 @@ class Runner:
         self, plan: Plan, expectation: Expectation, relations: Mapping[str, RelationJudgement]
     ) -> Iterator[Related]:
         for name, judgement in relations.items():
-            derived = judgement.related(self._operation, plan, expectation)
-            if derived is not None:
-                fills = (relation.FILL,)
-                (launch,) = self._launches(derived.plan, derived.expectation, fills)
+            if not judgement.concerns(self._operation, self._assignment.flags):
+                continue
+            placed: Plan | None = None
+            addresses: Mapping[str, int] = {}
+            for derived in judgement.related(self._operation, plan, expectation):
+                if derived.plan is not placed:
+                    placed, addresses = derived.plan, self._place(derived.plan, derived.expectation)
+                if derived.in_a_row == 1:
+                    self._arena.fill(relation.FILL)
+                else:
+                    self._arena.keep()
+                with self._ordered(derived.order):
+                    launch = self._launch(placed, derived.expectation, addresses, relation.FILL)
                 yield Related(name, derived, launch)
+
+    @contextmanager
+    def _ordered(self, order: LaunchOrder) -> Iterator[None]:
+        """Launches in between are made in that order."""
+        if order.kind is OrderKind.FORWARD:
+            yield
+            return
+        self._object.set_order(order.kind, order.seed)
+        try:
+            yield
+        finally:
+            self._object.set_order(OrderKind.FORWARD, 0)
 
     def _launches(
         self,
@@ -183,43 +217,51 @@ class Runner:
         fills: Sequence[int],
         injection: Injection | None = None,
     ) -> tuple[Launch, ...]:
-        subject, arena = self._object, self._arena
         # A refused case may be one for where its buffers lie.
         refused = expectation.case_class is CaseClass.REFUSED
         mirror = plan if refused else plan.mirrored()
         launches = []
         for fill, placed in zip(fills, (plan, mirror), strict=False):
-            addresses = arena.place(placed, expectation)
-            subject.marshal(placed, addresses)
+            addresses = self._place(placed, expectation)
             if injection is not None:
                 position = plan.buffer_names().index(injection.buffer)
-                subject.inject(
+                self._object.inject(
                     position,
                     addresses[injection.buffer],
                     injection.offset_bytes,
                     injection.size_bytes,
                     injection.kind,
                 )
-            arena.fill(fill)
-            if subject.keeps_record:
-                subject.begin_check(plan, expectation, arena.store)
-            self._box.note_launch(self._assignment.object_path, placed, addresses)
-            self._box.enter(Stage.LAUNCHING)
-            status, message = subject.launch()
-            record = None
-            if subject.keeps_record:
-                try:
-                    record = subject.end_check(plan)
-                except NotAcceptedError:
-                    arena.synchronise()  # names the fault, if the launch is why
-                    raise
-            arena.synchronise()
-            self._box.enter(Stage.JUDGING)
-            collected = arena.collect()
-            launches.append(
-                Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)
-            )
+            self._arena.fill(fill)
+            launches.append(self._launch(placed, expectation, addresses, fill))
         return tuple(launches)
+
+    def _place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
+        addresses = self._arena.place(plan, expectation)
+        self._object.marshal(plan, addresses)
+        return addresses
+
+    def _launch(
+        self, plan: Plan, expectation: Expectation, addresses: Mapping[str, int], fill: int
+    ) -> Launch:
+        """Of what was placed and filled."""
+        subject, arena = self._object, self._arena
+        if subject.keeps_record:
+            subject.begin_check(plan, expectation, arena.store)
+        self._box.note_launch(self._assignment.object_path, plan, addresses)
+        self._box.enter(Stage.LAUNCHING)
+        status, message = subject.launch()
+        record = None
+        if subject.keeps_record:
+            try:
+                record = subject.end_check(plan)
+            except NotAcceptedError:
+                arena.synchronise()  # names the fault, if the launch is why
+                raise
+        arena.synchronise()
+        self._box.enter(Stage.JUDGING)
+        collected = arena.collect()
+        return Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)
 
     def close(self) -> None:
         """An orderly end: writes the counters of a coverage build."""

@@ -22,6 +22,23 @@ class Status(IntEnum):
     BARRIER_FAULT = 3
 
 
+class OrderKind(IntEnum):
+    """`enum pf_order` of the C ABI: in which order CTAs, and the threads of each, take turns."""
+
+    FORWARD = 0
+    REVERSE = 1
+    SHUFFLED = 2
+    WARP_INTERLEAVED = 3
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """An order of CTAs and threads; only the host has one to choose. seed: of a shuffled one."""
+
+    kind: OrderKind = OrderKind.FORWARD
+    seed: int = 0
+
+
 @dataclass(frozen=True)
 class Site:
     """Where in the source, and in which thread."""
@@ -101,7 +118,8 @@ class Launch:
     status     what the launcher returned, `message` its sentence
     chunks     for each buffer every run that the launch may have changed, red zones included, and
                of one that is written in place every run that it may read or write; bytes outside
-               all chunks are known to be unchanged
+               all chunks are known to be unchanged. Of several launches in a row into the same
+               memory they tell what all of them changed so far.
     examined_bytes  memory known to be unchanged or in chunks, all buffers and red zones together
     record     of a checked build; None from any other
     """
@@ -135,12 +153,17 @@ class RelatedPlan:
     change       what is different, in a few words: "pages renamed 3->0"
     moved        by destination, what is written elsewhere, and is then all that is compared of it;
                  any other destination is the same at every offset
+    order        of CTAs and threads; one that is not forward is for host objects of CUDA source
+    in_a_row     which launch it is since memory was filled; from the second on it finds what the
+                 related launch before it, one of the same plan, has left
     """
 
     plan: Plan
     expectation: Expectation
     change: str
     moved: Mapping[str, tuple[Moved, ...]] = field(default_factory=dict)
+    order: LaunchOrder = LaunchOrder()
+    in_a_row: int = 1
 
 
 @dataclass(frozen=True)
@@ -215,4 +238,10 @@ class Observation:
 
     @property
     def build_flags(self) -> frozenset[str]:
-        return frozenset(self.build.split(","))
+        """As judgements are asked about them: see `flags_of`."""
+        return flags_of(self.backend, self.build)
+
+
+def flags_of(backend: str, build: str) -> frozenset[str]:
+    """Flags of an object: those of its build, and "cuda" for one that runs there."""
+    return frozenset(build.split(",")) | ({backend} & {"cuda"})

@@ -1,4 +1,4 @@
-"""Relations: judgements that launch a case a second time in a form that must not change its output.
+"""Relations: judgements that launch a case again in a form that must not change its output.
 
 They need no reference. A case names those it is launched for (`Case.relations`); what exactly is
 changed follows from the case's seed, so that a replay and a minimised case do the same.
@@ -32,7 +32,7 @@ FILL = 0
 
 
 class RelationJudgement(Judgement):
-    """Compares a launch with one of a related plan, byte for byte.
+    """Compares a launch with those of related plans, byte for byte.
 
     when  completes the title of a finding: "dst changes ..."
     """
@@ -51,24 +51,23 @@ class RelationJudgement(Judgement):
 
     def related(
         self, operation: Operation, plan: Plan, expectation: Expectation
-    ) -> RelatedPlan | None:
-        """As `derive`, for any case: None if it is not in contract or writes nothing.
+    ) -> tuple[RelatedPlan, ...]:
+        """What `derive` makes, to be launched one after another; of any case: nothing if it is not
+        in contract or writes nothing.
 
         Raises `ValueError` if what was derived is not in contract: that is a fault of pagefuzz.
         """
-        if expectation.case_class is not CaseClass.IN_CONTRACT or not any(
-            expectation.footprint(name).must_write
-            for name, buffer in plan.buffers.items()
-            if buffer.role.is_destination
-        ):
-            return None
+        if expectation.case_class is not CaseClass.IN_CONTRACT or not writes(plan, expectation):
+            return ()
         derived = self.derive(operation, plan, expectation)
-        if derived is not None and derived.expectation.case_class is not CaseClass.IN_CONTRACT:
+        if derived is None:
+            return ()
+        if derived.expectation.case_class is not CaseClass.IN_CONTRACT:
             raise ValueError(
                 f"{self.name} makes a case of {operation.name} {derived.expectation.case_class}: "
                 f"{derived.expectation.refusals or derived.expectation.hostile}"
             )
-        return derived
+        return (derived,)
 
     def applies(self, run: Run) -> bool:
         return self._first(run) is not None and bool(self._second(run))
@@ -164,6 +163,15 @@ def _fault_text(fault: AccessFault | IndexFault) -> str:
         where = range_text(begin, begin + fault.size_bytes)
         return f"{fault.kind} of {fault.buffer}, {where}, which is forbidden"
     return f"{fault.a} {fault.operation} {fault.b} in {fault.type_name} gave {fault.result}"
+
+
+def writes(plan: Plan, expectation: Expectation) -> bool:
+    """Whether a launch must write anything to a destination."""
+    return any(
+        expectation.footprint(name).must_write
+        for name, buffer in plan.buffers.items()
+        if buffer.role.is_destination
+    )
 
 
 def choose(plan: Plan, relation: str, what: str, count: int) -> int:

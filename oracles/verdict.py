@@ -136,6 +136,8 @@ CAUSE_ORDER = (
     "untouched",
     "output",
     "poison",
+    "repeat",
+    "order",
     "renaming",
     "splitting",
     "widening",

@@ -75,7 +75,7 @@ def related_for(operation: str) -> list[Case]:
         plan = judged.plan(case)
         expectation = judged.expect(plan)
         for name, relation in list(left.items()):
-            if relation.related(judged, plan, expectation) is not None:
+            if relation.related(judged, plan, expectation):
                 found.append(replace(case, relations=(name,)))
                 del left[name]
     return found
@@ -291,6 +291,22 @@ def column_slice() -> Case:
 
 
 # ---- 29: requests of no rows ---------------------------------------------------------------------
+
+
+@_reported("cp_gather_cache", "23-two-pages")
+def two_pages() -> Case:
+    """Report 23: whoever does not wait for the page that another thread looks up has that of the
+    page before, in some order of threads."""
+    case = _gather(
+        starts=Values.literal(0, 1, 2),
+        num_requests=2,
+        num_tokens=2,
+        num_pages=2,
+        entry_bytes=64,
+        element_bytes=2,
+        table=Values.literal(1, 0),
+    )
+    return replace(case, relations=("order",))
 
 
 def _lengths(*lengths: int) -> Case:

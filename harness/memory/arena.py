@@ -57,7 +57,8 @@ class Collected:
 
 
 class Arena(Protocol):
-    """Memory for the buffers of one case at a time. `place`, then per launch `fill`, `collect`."""
+    """Memory for the buffers of one case at a time. `place`, then per launch `fill` (or `keep`),
+    `collect`."""
 
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
         """Gives every buffer of the plan memory; returns the address of its base, 0 for an absent
@@ -65,6 +66,10 @@ class Arena(Protocol):
 
     def fill(self, fill: int) -> None:
         """Writes what every region holds before a launch with this fill."""
+
+    def keep(self) -> None:
+        """In place of `fill`: the next launch finds what the last one has left, and `collect` tells
+        what both did."""
 
     def store(self, values: npt.NDArray[np.int64]) -> int:
         """Copies values (permissions) to where kernels can read them; valid until the next call."""

@@ -266,6 +266,10 @@ class CudaArena:
             for begin, data in windows.slices(windows.before):
                 self._driver.copy_in(layout.own_at(large.base + begin), data)
 
+    def keep(self) -> None:
+        self._is_uncollected = True
+        self._host.keep()
+
     def store(self, values: npt.NDArray[np.int64]) -> int:
         address = self._store.at_least(values.nbytes)
         self._driver.copy_in(address, values)

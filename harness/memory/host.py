@@ -264,6 +264,9 @@ class HostArena:
             pool.memory[:] = before
         for sparse in self._sparse:
             sparse.fill(seed, fill)
+        self.keep()
+
+    def keep(self) -> None:
         if self._poisons:
             for address, size_bytes in self._outside():
                 _poison(address, size_bytes)

@@ -114,6 +114,10 @@ class TritonObject:
         launched = self._launched.setdefault(self._compile_time(), [])
         launched.append(Compilation("the batch of a launch", shape, key))
 
+    def set_order(self, order: int, seed: int) -> None:
+        """Neither a GPU nor the interpreter has one to choose."""
+        raise CannotCheckError("the order of a Triton kernel's programs cannot be chosen")
+
     def inject(
         self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
     ) -> None:

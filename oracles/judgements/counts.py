@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
+from pagefuzz.oracles.layout import Plan
 from pagefuzz.oracles.observation import Launch
 from pagefuzz.oracles.verdict import Failure
 
-_NAMES = ("padding", "skipped")
+NAMES = ("padding", "skipped")
 
 
 class CountsJudgement(Judgement):
@@ -17,41 +19,41 @@ class CountsJudgement(Judgement):
     summary = "padding and skipped pages are added to the counters, each once"
 
     def applies(self, run: Run) -> bool:
-        counters = run.plan.buffers.get("counts")
-        return (
-            run.expectation.counts is not None
-            and counters is not None
-            and not counters.is_null
-            and bool(run.finished)
-        )
+        return has_counts(run.plan, run.expectation) and bool(run.finished)
 
     def judge(self, run: Run) -> Judged:
         counts = run.expectation.counts
         assert counts is not None
         failures = []
         for launch in run.finished:
-            rises = _rises(launch)
+            rose = rises(launch)
             for index, expected in enumerate((counts.padding, counts.skipped)):
-                if rises[index] != expected:
+                if rose[index] != expected:
                     means = f"one count for each {run.operation.counted[index]}"
-                    failures.append(self._failure(index, rises[index], expected, means))
+                    failures.append(self._failure(index, rose[index], expected, means))
         return Judged(tuple(failures), 2 * len(run.finished))
 
     def _failure(self, index: int, rise: int, expected: int, means: str) -> Failure:
         amount = "too little" if rise < expected else "too much"
         return Failure(
             self.name,
-            f"the {_NAMES[index]} counter rises {amount}",
-            (_NAMES[index], amount),
+            f"the {NAMES[index]} counter rises {amount}",
+            (NAMES[index], amount),
             {
-                "access": f"counts[{index}] ({_NAMES[index]}) rose by {rise} ({rise:#x}), "
+                "access": f"counts[{index}] ({NAMES[index]}) rose by {rise} ({rise:#x}), "
                 f"expected {expected} ({expected:#x})",
                 "means": means,
             },
         )
 
 
-def _rises(launch: Launch) -> list[int]:
+def has_counts(plan: Plan, expectation: Expectation) -> bool:
+    """Whether a case has counters, and the contract fixes what is added to them."""
+    counters = plan.buffers.get("counts")
+    return expectation.counts is not None and counters is not None and not counters.is_null
+
+
+def rises(launch: Launch) -> list[int]:
     """By how much each counter rose, as a signed 64-bit difference; 0 where nothing changed."""
     pair = np.zeros((2, 16), dtype=np.uint8)
     for chunk in launch.chunks.get("counts", ()):
@@ -61,5 +63,5 @@ def _rises(launch: Launch) -> list[int]:
             pair[0, begin:end], pair[1, begin:end] = chunk.before[there], chunk.after[there]
     before, after = pair.view(np.int64)
     with np.errstate(over="ignore"):
-        rises: list[int] = (after - before).tolist()
-    return rises
+        rose: list[int] = (after - before).tolist()
+    return rose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
-from pagefuzz.oracles.observation import Status
+from pagefuzz.oracles.observation import Launch, Status
 from pagefuzz.oracles.verdict import Failure
 
 _TITLES = {
@@ -21,14 +21,18 @@ class LaunchJudgement(Judgement):
         return not run.refused and bool(run.observation.launches)
 
     def judge(self, run: Run) -> Judged:
-        failures = tuple(
-            Failure(
-                self.name,
-                _TITLES[launch.status],
-                (launch.status.name,),
-                {"access": f"returned {launch.status.name}: {launch.message or 'no message'}"},
-            )
-            for launch in run.observation.launches
-            if launch.status in _TITLES
-        )
-        return Judged(failures, len(run.observation.launches))
+        launches, related = run.observation.launches, run.observation.related
+        failures = [self._failure(x, "") for x in launches if x.status in _TITLES]
+        # What else a related launch may fail in is for its relation to say.
+        failures += [
+            self._failure(one.launch, one.derived.change)
+            for one in related
+            if one.launch.status is Status.BARRIER_FAULT
+        ]
+        return Judged(tuple(failures), len(launches) + len(related))
+
+    def _failure(self, launch: Launch, change: str) -> Failure:
+        details = {"access": f"returned {launch.status.name}: {launch.message or 'no message'}"}
+        if change:
+            details["means"] = change
+        return Failure(self.name, _TITLES[launch.status], (launch.status.name,), details)

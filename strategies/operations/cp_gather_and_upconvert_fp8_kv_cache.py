@@ -191,6 +191,8 @@ def _reported(
     seq_starts: tuple[int, ...] | None = None,
     words: tuple[int, ...] | None = None,
     terminal: bool = True,
+    pages: tuple[int, ...] | None = None,
+    relations: tuple[str, ...] = (),
 ) -> Case:
     """Dense records, a table as wide as a request needs, rows up to the last start."""
     requests = len(starts) - 1
@@ -204,6 +206,8 @@ def _reported(
     values["counts"] = Values.literal(0, 0)
     if words is not None:
         values["src"] = Values.literal(*words)
+    if pages is not None:
+        values["block_table"] = Values.literal(*pages)
     sizes = {
         "num_requests": requests,
         "num_tokens": starts[-1],
@@ -217,18 +221,21 @@ def _reported(
         "dst_row_stride_bytes": ROW_BYTES,
         "has_terminal": int(terminal),
     }
-    return Case(OPERATION, sizes, values)
+    return Case(OPERATION, sizes, values, relations=relations)
 
 
 #: Inputs of public reports, by the number of the report. 2: one page past the last row of the
-#: table. 5: the first start is above 0. 26: scales that are no powers of two. 29: requests without
-#: rows.
+#: table. 5: the first start is above 0. 22: the page of the first row is the padding id; CTAs of
+#: eight warps have the ninth row in its place. 23: two pages, launched in several orders. 26: scales
+#: that are no powers of two. 29: requests without rows.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "2-past-the-table": lambda: _reported((0, 16, 32), page_size_tokens=16, seq_starts=(0, 1)),
     "5-first-start-16": lambda: _reported((16, 48), page_size_tokens=16),
     "5-first-start-16-no-terminal": lambda: _reported(
         (16, 48), page_size_tokens=16, terminal=False
     ),
+    "22-rejected-row": lambda: _reported((0, 9), pages=(-1, *range(1, 9)), relations=("repeat",)),
+    "23-two-pages": lambda: _reported((0, 2), pages=(1, 0), relations=("order",)),
     "26-scale-0.75": lambda: _reported((0, 4), words=(bits(0.75), bits(1.0))),
     "29-empty-among-others": lambda: _reported((0, 3, 3, 5), page_size_tokens=2),
     "29-all-empty": lambda: _reported((0, 0, 0)).with_sizes(num_tokens=4, dst_rows=4),

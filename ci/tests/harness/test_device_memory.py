@@ -218,6 +218,21 @@ def test_a_small_destination_always_has_its_chunk(arena: CudaArena) -> None:
     assert collected.examined_bytes == GRANULE_BYTES
 
 
+@pytest.mark.parametrize("size_bytes", EVERY_SIZE)
+def test_kept_memory_holds_what_the_launch_before_left(arena: CudaArena, size_bytes: int) -> None:
+    """Without a fill between them, what is collected tells what all launches changed."""
+    footprint = Footprint(must_write=IntervalSet([0], [64]))
+    plan = plan_of(buffer("dst", Role.DESTINATION, size_bytes))
+    address = arena.place(plan, expectation_of(dst=footprint))["dst"]
+    for again, offsets in ((False, [3]), (True, [3, 60]), (False, [9])):
+        if again:
+            arena.keep()
+        else:
+            arena.fill(0)
+        flip(address + offsets[-1])
+        assert changed_offsets(arena) == {"dst": offsets}
+
+
 def test_a_steady_state_maps_nothing(arena: CudaArena, driver: FakeDriver) -> None:
     """Twenty cases, each launched with its mirror, map and create no more than the first."""
     plan = plan_of(

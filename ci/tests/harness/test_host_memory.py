@@ -180,6 +180,22 @@ def test_chunks_of_one_launch_survive_the_next_fill(arena: HostArena) -> None:
     assert np.array_equal(first.after, kept)
 
 
+@pytest.mark.parametrize("size_bytes", [100, HUGE])
+def test_kept_memory_holds_what_the_launch_before_left(arena: HostArena, size_bytes: int) -> None:
+    """Without a fill between them, what is collected tells what all launches changed."""
+    dst = buffer("dst", Role.DESTINATION, size_bytes)
+    footprint = Footprint(must_write=IntervalSet([0], [64]))
+    address = arena.place(plan_of(dst), expectation_of(dst=footprint))["dst"]
+    for again, offsets in ((False, [3]), (True, [3, 60]), (False, [9])):
+        if again:
+            arena.keep()
+        else:
+            arena.fill(0)
+        old = read(address + offsets[-1], 1)[0]
+        write(address + offsets[-1], bytes([old ^ 0x40]))
+        assert changed_offsets(arena) == {"dst": offsets}
+
+
 def test_a_huge_buffer_is_filled_around_its_footprint_only(arena: HostArena) -> None:
     """At 2^33 bytes the footprint holds contents, and its untouched rest costs nothing."""
     top = HUGE - 100

@@ -57,8 +57,8 @@ Change = Callable[[Mapping[str, Memory]], None]
 
 
 class Bench:
-    """One case, launched twice by a kernel that keeps the contract, then changed by the test; once
-    more for each relation that it names."""
+    """One case, launched twice by a kernel that keeps the contract, then changed by the test; again
+    for each relation that it names."""
 
     def __init__(self, case: Case) -> None:
         self.operation = operation(case.operation)
@@ -91,7 +91,7 @@ class Bench:
         related = [
             Related(name, derived, self._relaunch(derived, related_status, told, related_change))
             for name, judgement in asked_for(self.plan.case, self.operation).items()
-            if (derived := judgement.related(self.operation, *own)) is not None
+            for derived in judgement.related(self.operation, *own)
             for told in [related_record or record]
         ]
         observation = Observation("host", build, tuple(launches), death, related=tuple(related))
@@ -108,7 +108,8 @@ class Bench:
         expectation = derived.expectation
         if not derived.moved:
             expectation = replace(expectation, expected=self.expectation.expected)
-        return self._launch(derived.plan, expectation, FILL, status, "", record, change)
+        times = derived.in_a_row
+        return self._launch(derived.plan, expectation, FILL, status, "", record, change, times)
 
     def _launch(
         self,
@@ -119,7 +120,9 @@ class Bench:
         message: str,
         record: CheckRecord | None,
         change: Change | None,
+        times: int = 1,
     ) -> Launch:
+        """times: how often in a row, of which the last may be changed."""
         memory = {}
         for name, buffer in plan.buffers.items():
             if is_absent(buffer) or buffer.placement.over is not None:
@@ -129,7 +132,7 @@ class Bench:
             readable = expectation.footprint(name).may_read
             data = contents.initial_bytes(buffer, readable, plan.case.seed, fill, begin, end)
             memory[name] = Memory(begin, data.copy(), data)
-        if status is Status.OK:
+        for _ in range(times if status is Status.OK else 0):
             self._apply(memory, plan, expectation)
         if change is not None:
             change(memory)

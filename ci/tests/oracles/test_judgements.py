@@ -52,7 +52,8 @@ def other_byte(held: int) -> bytes:
 def test_clean_run_is_silent_and_counted(base_case: Case, bench: MakeBench) -> None:
     """A kernel that keeps the contract gives a clean verdict that says what was looked at."""
     case = replace(base_case, relations=tuple(relation_judgements()))
-    verdict = judge(bench(case).run(record=record(), build="checked"))
+    run = bench(case).run(record=record(), build="checked")
+    verdict = judge(run)
     assert verdict.outcome is Outcome.CLEAN
     assert verdict.case_class is CaseClass.IN_CONTRACT
     assert set(verdict.checked) == set(judgements()) - {"recompile"}
@@ -61,7 +62,7 @@ def test_clean_run_is_silent_and_counted(base_case: Case, bench: MakeBench) -> N
     assert verdict.checked["bounds"] == 800
     assert verdict.checked["overflow"] == 60
     assert verdict.checked["counts"] == 4
-    assert verdict.launches == 2 + len(case.relations)
+    assert verdict.launches == 2 + len(run.observation.related)
     assert verdict.counters["mapped_rows"] == 17
     assert Verdict.from_json(verdict.to_json()) == verdict
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pagefuzz.oracles
+from pagefuzz.oracles.observation import flags_of
 from pagefuzz.oracles.registry import (
     UnknownNameError,
     concerned,
@@ -51,6 +52,7 @@ WRITERS = {
 COPIES = {"copy_blocks", "swap_blocks"}
 #: Judgement -> operations whose cases give it nothing, and why.
 NOTHING_TO_EXAMINE = {
+    "repeat": ({"copy_blocks"}, "its second launch reads what the first has written"),
     "splitting": (WRITERS | COPIES, "tokens and pairs belong to no request"),
     "widening": (WRITERS | COPIES, "slots and pairs, not a block table"),
     "renaming": (COPIES, "pairs name pages on both sides, and order matters"),
@@ -84,6 +86,20 @@ def test_keys_concern_triton_kernels_only() -> None:
     assert "overflow" not in interpreted
     assert "recompile" not in concerned(hinted, frozenset({"checked"}))
     assert "recompile" not in concerned(operation("cp_gather_cache"), frozenset({"triton"}))
+
+
+def test_orders_concern_the_host_emulation_only() -> None:
+    """Nobody chooses the order of a GPU or of Triton's interpreter; all of them can repeat."""
+    gather = operation("cp_gather_cache")
+    for backend, build, ordered in (
+        ("host", "checked", True),
+        ("host", "release", True),
+        ("cuda", "checked", False),
+        ("host", "checked,triton", False),
+    ):
+        found = set(concerned(gather, flags_of(backend, build)))
+        assert "repeat" in found
+        assert ("order" in found) is ordered
 
 
 def test_unknown_operation() -> None:
