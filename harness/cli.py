@@ -182,6 +182,11 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
             help="subject, such as bundled:token or twin:FILE.toml; default: every bundled one "
             "that is not known to be faulty",
         )
+    trip.add_argument(
+        "--mover",
+        metavar="S",
+        help="subject of copy_blocks, which copies pages in between; default: the bundled one",
+    )
     _add_device(trip, default=None, build=None)
     bound = trip.add_mutually_exclusive_group()
     bound.add_argument(

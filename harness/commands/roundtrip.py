@@ -14,6 +14,7 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
 from pagefuzz.harness.round_trips import RoundTripChecker
+from pagefuzz.oracles.composition import MOVER
 from pagefuzz.oracles.round_trip import load_round_trip
 from pagefuzz.oracles.verdict import Outcome
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
@@ -29,6 +30,7 @@ class _Unit:
 
     pair: str
     writer: str
+    mover: str
     reader: str
 
     def __str__(self) -> str:
@@ -40,7 +42,7 @@ def roundtrip(options: argparse.Namespace) -> int:
     `CannotCheckError` for an unknown name."""
     if options.trip is not None:
         return _again(options)
-    units = _units(options.pair, options.writer, options.reader)
+    units = _units(options.pair, options.writer, options.mover, options.reader)
     print(f"{len(units)} units: {', '.join(dict.fromkeys(unit.pair for unit in units))}")
     codes = [_search(unit, options, len(units)) for unit in units]
     return 1 if 1 in codes else max(codes)
@@ -51,7 +53,12 @@ def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
     if cases is None and time_s is None:
         cases = CASES
     with RoundTripChecker(
-        unit.pair, unit.writer, unit.reader, options.device or "auto", options.build or "checked"
+        unit.pair,
+        unit.writer,
+        unit.reader,
+        options.device or "auto",
+        options.build or "checked",
+        mover=unit.mover,
     ) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
@@ -78,11 +85,14 @@ def _again(options: argparse.Namespace) -> int:
     for unit in _units(
         [trip.pair],
         options.writer or (known and [known["writer"]]) or None,
+        options.mover or (known and known["mover"]) or None,
         options.reader or (known and [known["reader"]]) or None,
     ):
         device = options.device or known.get("backend", "auto")
         build = options.build or known.get("build", "checked")
-        with RoundTripChecker(unit.pair, unit.writer, unit.reader, device, build) as checker:
+        with RoundTripChecker(
+            unit.pair, unit.writer, unit.reader, device, build, mover=unit.mover
+        ) as checker:
             verdict = checker.check(trip)
             where = f"{unit} · {checker.backend} · {checker.build} build"
             if verdict.outcome is Outcome.NOT_RUN:
@@ -92,24 +102,27 @@ def _again(options: argparse.Namespace) -> int:
                 print(f"{where}: agrees")
                 codes.append(0)
             else:
-                now = RoundTripFinding(
-                    trip, verdict, unit.writer, unit.reader, checker.backend, checker.build
-                )
+                now = RoundTripFinding.of(checker, trip, verdict)
                 print(now.text(shutil.get_terminal_size().columns, path))
                 codes.append(1)
     return 1 if 1 in codes else max(codes)
 
 
 def _units(
-    wanted: Sequence[str] | None, writers: Sequence[str] | None, readers: Sequence[str] | None
+    wanted: Sequence[str] | None,
+    writers: Sequence[str] | None,
+    mover: str | None,
+    readers: Sequence[str] | None,
 ) -> list[_Unit]:
-    """Every pair by every subject of it: those named, else the bundled ones without known faults.
+    """Every pair by every subject of it: those named, else the bundled ones without known faults;
+    all of them with one mover.
 
     Of all pairs those that have the subjects; of pairs that are named each must have them.
     """
     for pair in wanted or ():
         if pair not in pairs():
             raise CannotCheckError(f"unknown pair {pair!r}; there is {', '.join(pairs())}")
+    (mover,) = _subjects(MOVER, None if mover is None else [mover])
     units = []
     for pair in wanted or pairs():
         try:
@@ -121,7 +134,7 @@ def _units(
             if wanted is not None:
                 raise
             continue
-        units += [_Unit(pair, writer, reader) for writer in writes for reader in reads]
+        units += [_Unit(pair, writer, mover, reader) for writer in writes for reader in reads]
     if not units:
         named = " and ".join(name for names in (writers, readers) for name in names or ())
         raise CannotCheckError(f"no pair has the subjects {named}")
