@@ -172,6 +172,20 @@ class RoundTripRunner:
         self._arena.close()
 
 
+def _of_death(death: Death, pair: str) -> Failure:
+    title = f"a launch of {pair} ended its process: {death.how}"
+    access = death.access
+    if access is None or not access.buffer:
+        return Failure(NAME, title, ("death", death.how), {"access": death.detail})
+    verb = {True: "writes", False: "reads", None: "accesses"}[access.is_write]
+    details = {
+        "access": f"{verb} {access.buffer} at byte {access.offset_bytes} of {access.memory_bytes}",
+        "where": access.where,
+    }
+    details = {label: text for label, text in details.items() if text}
+    return Failure(NAME, title, ("death", death.how, access.buffer), details)
+
+
 class RoundTripChecker:
     """A writer and a reader on one backend, in a worker process. A context manager.
 
@@ -245,9 +259,8 @@ class RoundTripChecker:
         answer = self._worker.run(trip)
         if not isinstance(answer, Death):
             return answer.verdict
-        title = f"a launch of {self.pair} ended its process: {answer.how}"
-        failure = Failure(NAME, title, ("death", answer.how), {"access": answer.detail})
         case_class = lay_out(trip).expectation.case_class
+        failure = _of_death(answer, self.pair)
         return Verdict(Outcome.FAILED, case_class, (failure,), {NAME: 0}, launches=1)
 
     def close(self) -> None:

@@ -7,8 +7,10 @@ between, (B, o) is what the slot held whose content came to lie there. All of it
 inputs, the slot mapping, the pairs and the block table: no operation's `expect` has a say in it, so
 that one misreading of the contract cannot hide in both.
 
-What it cannot see: where in the cache things lie. A writer and a reader that both swap the order of
-keys and scales agree with each other, and with this; each operation's own contract sees that.
+What it cannot see: where in a cell things lie, nor where in a page, if tokens write all of it. A
+writer and a reader that both swap the order of keys and scales agree with each other, and with
+this; each operation's own contract sees that. Of a page that is written in part, the bytes of the
+other slots are looked at.
 
 Decisions:
 

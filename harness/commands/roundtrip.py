@@ -17,6 +17,7 @@ from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles.composition import MOVER
 from pagefuzz.oracles.round_trip import load_round_trip
 from pagefuzz.oracles.verdict import Outcome
+from pagefuzz.oracles.wording import count_text
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.round_trips import pairs
 
@@ -26,15 +27,19 @@ CASES = 100
 
 @dataclass(frozen=True)
 class _Unit:
-    """One writer and one reader, by subject."""
+    """One writer, one mover and one reader, by subject."""
 
     pair: str
     writer: str
     mover: str
     reader: str
 
+    @property
+    def subjects(self) -> str:
+        return f"{self.writer} -> {self.reader}"
+
     def __str__(self) -> str:
-        return f"{self.pair} ({self.writer} -> {self.reader})"
+        return f"{self.pair} ({self.subjects})"
 
 
 def roundtrip(options: argparse.Namespace) -> int:
@@ -43,8 +48,12 @@ def roundtrip(options: argparse.Namespace) -> int:
     if options.trip is not None:
         return _again(options)
     units = _units(options.pair, options.writer, options.mover, options.reader)
-    print(f"{len(units)} units: {', '.join(dict.fromkeys(unit.pair for unit in units))}")
-    codes = [_search(unit, options, len(units)) for unit in units]
+    of = list(dict.fromkeys(unit.pair for unit in units))
+    print(f"{count_text(len(units), 'unit')} of {count_text(len(of), 'pair')}")
+    codes = []
+    for pair in of:
+        print(pair, flush=True)
+        codes += [_search(unit, options, len(units)) for unit in units if unit.pair == pair]
     return 1 if 1 in codes else max(codes)
 
 
@@ -62,18 +71,19 @@ def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
     ) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
-    what = f"{seen.trips:,} round trips, {seen.checked:,} bytes of rows"
+    trips = count_text(seen.trips, "round trip")
+    what = f"  {unit.subjects}: {trips}, {seen.checked:,} bytes compared"
     for reason, times in seen.not_run.items():
         print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
     if seen.finding is not None:
         path = seen.finding.save((options.report or Path()) / "findings")
-        print(f"{unit}: {what}, does not agree", flush=True)
+        print(f"{what}, do not agree", flush=True)
         print(f"\n{seen.finding.text(shutil.get_terminal_size().columns, path)}\n", flush=True)
         return 1
     if not seen.checked:
         print(f"pagefuzz: {unit}: no row was compared, which is no pass", file=sys.stderr)
         return 2
-    print(f"{unit}: {what}, agrees", flush=True)
+    print(f"{what}, agree", flush=True)
     return 0
 
 
@@ -99,7 +109,7 @@ def _again(options: argparse.Namespace) -> int:
                 print(f"pagefuzz: {where}: not run: {verdict.not_run}", file=sys.stderr)
                 codes.append(2)
             elif cause(verdict) is None:
-                print(f"{where}: agrees")
+                print(f"{where}: agree")
                 codes.append(0)
             else:
                 now = RoundTripFinding.of(checker, trip, verdict)
@@ -122,7 +132,7 @@ def _units(
     for pair in wanted or ():
         if pair not in pairs():
             raise CannotCheckError(f"unknown pair {pair!r}; there is {', '.join(pairs())}")
-    (mover,) = _subjects(MOVER, None if mover is None else [mover])
+    mover = _subjects(MOVER, None if mover is None else [mover])[0]
     units = []
     for pair in wanted or pairs():
         try:
