@@ -85,7 +85,7 @@ class Checker:
         self.backend = resolve_device(device)
         spec = BuildSpec.parse(self.backend, build)
         self.build = spec.text
-        self._assignment = _assignment(self.subject, spec)
+        self._assignment = assignment_of(self.subject, spec)
         self.flags = self._assignment.flags
         about = {"subject": subject, "device": self.backend, "build": self.build}
         self._worker = Worker(
@@ -179,8 +179,8 @@ def check(
         return checker.check(case)
 
 
-def _assignment(subject: subjects.Subject, spec: BuildSpec) -> Assignment:
-    """Builds a subject."""
+def assignment_of(subject: subjects.Subject, spec: BuildSpec) -> Assignment:
+    """Builds a subject. Raises `CannotCheckError`."""
     told: dict[str, str] = {"build": spec.text}
     if subject.source.suffix == ".py":
         from pagefuzz.harness.triton.building import build_triton

@@ -164,9 +164,10 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     trip = commands.add_parser(
         "roundtrip",
         help="what a writer stores, a reader gathers: do they agree?",
-        description="Launches a writer and then a reader on the cache it wrote, and compares every "
-        "row with what the contracts of both make of the writer's inputs. A unit is one subject of "
-        "each; the first round trip of a unit that fails is minimised and stored.",
+        description="Launches a writer and then a reader on the cache it wrote, sometimes with "
+        "copies of pages in between, and compares every row with what the contracts make of the "
+        "writer's inputs. A unit is one subject of writer and reader; "
+        "the first round trip of a unit that fails is minimised and stored.",
     )
     trip.add_argument(
         "trip", type=Path, nargs="?", metavar="FILE.json", help="one round trip or finding again"
@@ -182,6 +183,11 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
             help="subject, such as bundled:token or twin:FILE.toml; default: every bundled one "
             "that is not known to be faulty",
         )
+    trip.add_argument(
+        "--mover",
+        metavar="S",
+        help="subject of copy_blocks, which copies pages in between; default: the bundled one",
+    )
     _add_device(trip, default=None, build=None)
     bound = trip.add_mutually_exclusive_group()
     bound.add_argument(

@@ -15,7 +15,7 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause, ordered, report_lines, write_whole
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles import registry
-from pagefuzz.oracles.case import CaseError
+from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.round_trip import RoundTrip
 from pagefuzz.oracles.round_trip_judging import NAME
 from pagefuzz.oracles.verdict import Outcome, Verdict
@@ -34,15 +34,29 @@ SHRINK_S = 20.0
 class RoundTripFinding:
     """A minimised round trip that fails, and on what.
 
-    writer, reader  subjects, by name
+    writer, mover, reader  subjects, by name; a trip without moves has a mover too
     """
 
     trip: RoundTrip
     verdict: Verdict
     writer: str
+    mover: str
     reader: str
     backend: str
     build: str
+
+    @classmethod
+    def of(cls, checker: RoundTripChecker, trip: RoundTrip, verdict: Verdict) -> RoundTripFinding:
+        """What a checker saw."""
+        return cls(
+            trip,
+            verdict,
+            checker.writer.name,
+            checker.mover.name,
+            checker.reader.name,
+            checker.backend,
+            checker.build,
+        )
 
     @property
     def identity(self) -> str:
@@ -54,12 +68,12 @@ class RoundTripFinding:
         assert failure is not None, "a finding is of a verdict that failed"
         left = f"{failure.judgement.upper()}  {failure.title}"
         right = f"{self.writer} -> {self.reader} · {self.backend} · {self.build} build"
-        fields = [("case", f"writer  {_described(self.trip.writer.operation, self.trip)}")]
+        fields = [("case", f"writer  {_described(self.trip.writer)}")]
+        for move in self.trip.moves:
+            fields.append(("", f"mover   {self.mover}, of {move.cache}  {_described(move.case)}"))
         for gather in self.trip.gathers:
             of = f"{gather.cache} from byte {gather.first_byte}"
-            operation = registry.operation(gather.case.operation)
-            said = operation.describe(operation.plan(gather.case))
-            fields.append(("", f"reader  of {of}  {said}"))
+            fields.append(("", f"reader  of {of}  {_described(gather.case)}"))
         fields.append(("", f"class: {self.verdict.case_class}"))
         fields += ordered(failure.details)
         others = [f.title for f in self.verdict.failures if f is not failure]
@@ -75,6 +89,7 @@ class RoundTripFinding:
             "identity": self.identity,
             "pair": self.trip.pair,
             "writer": self.writer,
+            "mover": self.mover,
             "reader": self.reader,
             "backend": self.backend,
             "build": self.build,
@@ -84,7 +99,15 @@ class RoundTripFinding:
 
     def save(self, folder: Path) -> Path:
         """Returns the path of the JSON file. Raises `CannotCheckError` if it cannot be written."""
-        about = (self.trip.pair, self.writer, self.reader, self.backend, self.build, self.identity)
+        about = (
+            self.trip.pair,
+            self.writer,
+            self.mover,
+            self.reader,
+            self.backend,
+            self.build,
+            self.identity,
+        )
         digest = hashlib.sha256("/".join(about).encode()).hexdigest()[:12]
         path = folder / f"roundtrip-{self.trip.writer.operation}-{digest}.json"
         try:
@@ -104,13 +127,13 @@ def _identity(verdict: Verdict) -> str:
     return failure.identity if failure is not None else ""
 
 
-def _described(name: str, trip: RoundTrip) -> str:
-    operation = registry.operation(name)
-    return operation.describe(operation.plan(trip.writer))
+def _described(case: Case) -> str:
+    operation = registry.operation(case.operation)
+    return operation.describe(operation.plan(case))
 
 
 def subjects_of(path: Path) -> Mapping[str, str] | None:
-    """writer, reader, backend and build of a finding's file; None if it holds a bare round trip.
+    """writer, mover, reader, backend and build of a finding's file; None of a bare round trip.
 
     Raises `CaseError` for a finding that does not say. The file is one that could be read.
     """
@@ -119,7 +142,7 @@ def subjects_of(path: Path) -> Mapping[str, str] | None:
         return None
     if (schema := data["pagefuzz_round_trip_finding"]) != FINDING_SCHEMA:
         raise CaseError(f"{path}: a finding of schema {schema!r}, not {FINDING_SCHEMA}")
-    names = ("writer", "reader", "backend", "build")
+    names = ("writer", "mover", "reader", "backend", "build")
     if missing := [name for name in names if not isinstance(data.get(name), str)]:
         raise CaseError(f"{path}: the finding does not say its {missing[0]}")
     return {name: data[name] for name in names}
@@ -197,7 +220,4 @@ class Search:
         raise _FailedError
 
     def _finding(self, trip: RoundTrip, verdict: Verdict) -> RoundTripFinding:
-        checker = self._checker
-        return RoundTripFinding(
-            trip, verdict, checker.writer.name, checker.reader.name, checker.backend, checker.build
-        )
+        return RoundTripFinding.of(self._checker, trip, verdict)

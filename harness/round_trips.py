@@ -1,29 +1,29 @@
-"""Runs round trips: a writer and a reader, one after the other in a worker, on one memory."""
+"""Runs round trips: a writer, page copies and a reader, one after the other on one memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.build import BuildSpec, cache_folder
-from pagefuzz.harness.build import build as build_object
+from pagefuzz.harness.check import assignment_of
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
-from pagefuzz.harness.memory.cuda import CudaArena
+from pagefuzz.harness.memory.cuda import CudaArena, Scan
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
-from pagefuzz.harness.native import BuiltObject, NotAcceptedError
-from pagefuzz.harness.running import Answer, Assignment, Injection
-from pagefuzz.harness.subjects import Subject
+from pagefuzz.harness.native import NotAcceptedError
+from pagefuzz.harness.objects import LaunchObject
+from pagefuzz.harness.running import Answer, Assignment, Injection, loaded
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import Worker
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
+from pagefuzz.oracles.composition import MOVER
 from pagefuzz.oracles.contents import FILLS
 from pagefuzz.oracles.observation import Death, Launch, Status
 from pagefuzz.oracles.round_trip import RoundTrip, pair_name
@@ -42,9 +42,10 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class RoundTripAssignment:
-    """What one worker launches: the two of a pair, on one backend."""
+    """What one worker launches on one backend: the two of a pair, and what copies pages."""
 
     writer: Assignment
+    mover: Assignment
     reader: Assignment
 
     @property
@@ -56,16 +57,24 @@ class RoundTripAssignment:
         return {
             "source_path": self.source_path,
             "writer": self.writer.to_json(),
+            "mover": self.mover.to_json(),
             "reader": self.reader.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RoundTripAssignment:
-        return cls(Assignment(**data["writer"]), Assignment(**data["reader"]))
+        return cls(*(Assignment(**data[name]) for name in ("writer", "mover", "reader")))
+
+    def of(self, operation: str) -> Assignment:
+        """Raises `CaseError` if nothing of the operation is launched."""
+        for assignment in (self.writer, self.mover, self.reader):
+            if assignment.operation == operation:
+                return assignment
+        raise CaseError(f"nothing here launches {operation}")
 
 
 class RoundTripRunner:
-    """A writer and a reader, loaded, and the memory that both work on.
+    """A writer, a mover and a reader, loaded, and the memory that all work on.
 
     device  name of what they run on
     """
@@ -79,11 +88,16 @@ class RoundTripRunner:
             driver = Driver()
             driver.use_device()
             self.device = driver.properties().name
-        self._writer, self._reader = _loaded(assignment.writer), _loaded(assignment.reader)
-        asan = "asan" in self._writer.flags
-        self._arena: Arena = (
-            HostArena(poisons=asan) if driver is None else CudaArena(driver, self._writer.scan)
-        )
+        self._subjects: dict[str, LaunchObject] = {}
+        scan: Scan | None = None
+        for one in (assignment.writer, assignment.mover, assignment.reader):
+            subject, found = loaded(one)
+            if ("cuda" in subject.flags) != (driver is not None):
+                raise CannotCheckError(f"{one.object_path} was not built for {self.device}")
+            self._subjects[one.operation] = subject
+            scan = scan or found
+        assert scan is not None
+        self._arena: Arena = HostArena() if driver is None else CudaArena(driver, scan)
 
     def parse(self, data: object) -> RoundTrip:
         """Raises `CaseError`."""
@@ -112,8 +126,8 @@ class RoundTripRunner:
         except (DoesNotFitError, MemoryError) as error:
             reason = str(error) or "the round trip does not fit into this machine's memory"
             return Answer(Verdict(Outcome.NOT_RUN, laid.expectation.case_class, not_run=reason))
-        both = (self._assignment.writer, self._assignment.reader)
-        contained = all(assignment.promises_containment for assignment in both)
+        launched = {step.operation.name for step in laid.steps}
+        contained = all(self._assignment.of(name).promises_containment for name in launched)
         return Answer(judge_round_trip(laid, launches, contained=contained))
 
     def _launches(self, laid: LaidRoundTrip) -> list[RoundTripLaunch]:
@@ -122,10 +136,10 @@ class RoundTripRunner:
             addresses = self._arena.place(plan, laid.expectation)
             self._arena.fill(fill)
             steps = []
-            for index, step in enumerate(laid.steps):
+            for step in laid.steps:
                 own = {name: addresses[step.buffer(name)] for name in step.plan.buffers}
-                subject = self._reader if index else self._writer
-                assignment = self._assignment.reader if index else self._assignment.writer
+                subject = self._subjects[step.operation.name]
+                assignment = self._assignment.of(step.operation.name)
                 subject.marshal(step.plan, own)
                 if subject.keeps_record:
                     subject.begin_check(step.plan, step.expectation, self._arena.store)
@@ -152,22 +166,24 @@ class RoundTripRunner:
 
     def close(self) -> None:
         """An orderly end: writes the counters of a coverage build."""
-        for subject in (self._writer, self._reader):
+        for subject in self._subjects.values():
             if "coverage" in subject.flags:
                 subject.dump_coverage()
         self._arena.close()
 
 
-def _loaded(assignment: Assignment) -> BuiltObject:
-    built = BuiltObject(
-        Path(assignment.object_path),
-        Path(assignment.source_path),
-        assignment.operation,
-        assignment.symbol,
-    )
-    if ("cuda" in built.flags) != (assignment.backend == "cuda"):
-        raise CannotCheckError(f"{assignment.object_path} was not built for {assignment.backend}")
-    return built
+def _of_death(death: Death, pair: str) -> Failure:
+    title = f"a launch of {pair} ended its process: {death.how}"
+    access = death.access
+    if access is None or not access.buffer:
+        return Failure(NAME, title, ("death", death.how), {"access": death.detail})
+    verb = {True: "writes", False: "reads", None: "accesses"}[access.is_write]
+    details = {
+        "access": f"{verb} {access.buffer} at byte {access.offset_bytes} of {access.memory_bytes}",
+        "where": access.where,
+    }
+    details = {label: text for label, text in details.items() if text}
+    return Failure(NAME, title, ("death", death.how, access.buffer), details)
 
 
 class RoundTripChecker:
@@ -176,7 +192,7 @@ class RoundTripChecker:
         with RoundTripChecker("concat_and_cache_mla/cp_gather_cache") as checker:
             verdict = checker.check(trip)
 
-    writer, reader  the subjects
+    writer, mover, reader  the subjects
     backend, build, device, deaths  as of a `Checker`
     """
 
@@ -188,14 +204,17 @@ class RoundTripChecker:
         device: str = "host",
         build: str = "checked",
         *,
+        mover: str = "bundled:page",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Builds both subjects.
+        """Builds all subjects.
 
-        pair            "WRITER/READER", names of operations
-        writer, reader  subjects, as `pagefuzz list` shows them, or "twin:<path of a .toml file>"
-        device          "host", "cuda" or "auto"
-        build           build flags, separated by commas; not asan
+        pair     "WRITER/READER", names of operations
+        writer, reader, mover
+                 subjects, as `pagefuzz list` shows them, or "twin:<path of a .toml file>"; the
+                 mover is one of copy_blocks
+        device   "host", "cuda" or "auto"
+        build    build flags, separated by commas; not asan
 
         Raises `CannotCheckError` as a `Checker` does.
         """
@@ -203,31 +222,24 @@ class RoundTripChecker:
         self.pair = pair
         self.writer = subjects.subject(writer, writes)
         self.reader = subjects.subject(reader, reads)
+        self.mover = subjects.subject(mover, MOVER)
         self.backend = resolve_device(device)
         spec = BuildSpec.parse(self.backend, build)
         if "asan" in spec.flags:
             raise CannotCheckError("round trips have no AddressSanitizer build; try checked")
         self.build = spec.text
+        for subject in (self.writer, self.mover, self.reader):
+            subjects.check_binding(registry.operation(subject.operation), subject.source)
         assignment = RoundTripAssignment(
-            self._assign(self.writer, spec), self._assign(self.reader, spec)
+            assignment_of(self.writer, spec),
+            assignment_of(self.mover, spec),
+            assignment_of(self.reader, spec),
         )
         about = {"pair": pair, "device": self.backend, "build": self.build}
         self._worker: Worker = Worker(
             assignment,
             timeout_s=timeout_s,
             journal=Journal(new_path(cache_folder().parent / "journals"), **about),
-        )
-
-    def _assign(self, subject: Subject, spec: BuildSpec) -> Assignment:
-        subjects.check_binding(registry.operation(subject.operation), subject.source)
-        return Assignment(
-            operation=subject.operation,
-            symbol=subject.symbol,
-            object_path=str(build_object(subject.source, spec, twin=subject.twin)),
-            source_path=str(subject.source),
-            backend=self.backend,
-            build=self.build,
-            promises_containment=subject.promises_containment,
         )
 
     @property
@@ -247,9 +259,8 @@ class RoundTripChecker:
         answer = self._worker.run(trip)
         if not isinstance(answer, Death):
             return answer.verdict
-        title = f"a launch of {self.pair} ended its process: {answer.how}"
-        failure = Failure(NAME, title, ("death", answer.how), {"access": answer.detail})
         case_class = lay_out(trip).expectation.case_class
+        failure = _of_death(answer, self.pair)
         return Verdict(Outcome.FAILED, case_class, (failure,), {NAME: 0}, launches=1)
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ class Runner:
             driver = Driver()
             driver.use_device()
             self.device = driver.properties().name
-        self._object, scan = _loaded(assignment)
+        self._object, scan = loaded(assignment)
         if ("cuda" in self._object.flags) != (driver is not None):
             raise CannotCheckError(f"{assignment.object_path} was not built for {self.device}")
         self._object.catch_faults(box.fault_address())
@@ -270,7 +270,7 @@ class Runner:
         self._arena.close()
 
 
-def _loaded(assignment: Assignment) -> tuple[LaunchObject, Scan]:
+def loaded(assignment: Assignment) -> tuple[LaunchObject, Scan]:
     """The object of an assignment, and what searches device memory for it."""
     path, source = Path(assignment.object_path), Path(assignment.source_path)
     if source.suffix != ".py":

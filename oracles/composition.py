@@ -2,12 +2,15 @@
 
 A reader's row maps to a slot (B, o). Where a token wrote that slot, the row is decode(encode(x))
 of the token's inputs, bit by bit, any NaN for a computed one; where several did, each element is of
-one of them; where none did, it is decode of what the cache held before. All of it follows from the
-inputs, the slot mapping and the block table: neither operation's `expect` has a say in it, so that
-one misreading of the contract cannot hide in both.
+one of them; where none did, it is decode of what the cache held before. Where pages were copied in
+between, (B, o) is what the slot held whose content came to lie there. All of it follows from the
+inputs, the slot mapping, the pairs and the block table: no operation's `expect` has a say in it, so
+that one misreading of the contract cannot hide in both.
 
-What it cannot see: where in the cache things lie. A writer and a reader that both swap the order of
-keys and scales agree with each other, and with this; each operation's own contract sees that.
+What it cannot see: where in a cell things lie, nor where in a page, if tokens write all of it. A
+writer and a reader that both swap the order of keys and scales agree with each other, and with
+this; each operation's own contract sees that. Of a page that is written in part, the bytes of the
+other slots are looked at.
 
 Decisions:
 
@@ -15,6 +18,8 @@ Decisions:
   malformed.
 * Starts do not decrease, seq_starts are not negative, rows of the table do not overlap. Rows whose
   page is no page, -1 say, or lies past the table, stay as they were.
+* Pages are copied within one cache by copy_blocks, in one layer, at the page stride of the cache,
+  and either with every cell of a page or with no byte of one; another copy is malformed.
 * Where the cells of a writer are not torn by the element (records), its tokens have distinct slots.
 """
 
@@ -39,26 +44,34 @@ from pagefuzz.oracles.written_cells import WRITERS, WrittenCells
 #: More cells than this, in bytes, are not composed.
 MAX_BYTES = 2**26
 
+#: The operation that copies pages between a writer and its readers.
+MOVER = "copy_blocks"
+
 #: What a cache held before is payload of another stream than the inputs'.
 _BEFORE = 0x5EED_0F_B4_5EED
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of a gather: which slot it reads, and by which way."""
+    """One row of a gather: which slot it reads, and by which way.
+
+    origin  the page that was written; what was stored there is in `page` now
+    """
 
     row: int
     request: int
     position: int
     column: int
     page: int
+    origin: int
     slot: int
     tokens: tuple[int, ...]
 
     def __str__(self) -> str:
+        moved = f", a copy of page {self.origin}" if self.origin != self.page else ""
         way = (
             f"request {self.request}, row {self.row} -> token position {self.position} -> logical "
-            f"page {self.column} -> page {self.page} offset {self.slot}"
+            f"page {self.column} -> page {self.page} offset {self.slot}{moved}"
         )
         if not self.tokens:
             return f"{way}, which no token was written to: what the cache held before"
@@ -122,7 +135,9 @@ def source_offset(trip: RoundTrip, gather: Gather) -> int:
     return int(cells.addresses(trip.writer.sizes, gather.cache, zero, zero)[0, gather.first_byte])
 
 
-def compose(trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...]) -> Composition:
+def compose(
+    trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...], moves: tuple[Plan, ...] = ()
+) -> Composition:
     """What every row must hold. Plans are those of the trip's cases; the arguments must be legal.
 
     Raises `CaseError` if the trip is not one: other views, decreasing starts, too many bytes.
@@ -142,12 +157,12 @@ def compose(trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...]) -> Composi
     before: dict[str, list[Int64s]] = {}
     for number, (gather, plan) in enumerate(zip(trip.gathers, gathers, strict=True)):
         _check_view(trip, gather, plan)
-        claims = _claims(plan, tokens)
+        claims = _claims(plan, tokens, _origins(trip, writer, gather, plan, moves))
         width = reader.entry_bytes(plan.arguments)
         if len(claims) * width > MAX_BYTES:
             raise CaseError(f"the rows of a round trip hold more than {MAX_BYTES} bytes")
         kept = [claim for claim in claims if not claim.tokens]
-        page = np.array([claim.page for claim in kept], dtype=np.int64)
+        page = np.array([claim.origin for claim in kept], dtype=np.int64)
         slot = np.array([claim.slot for claim in kept], dtype=np.int64)
         root, begin = writer.base(gather.cache)
         begin += source_offset(trip, gather)
@@ -159,7 +174,61 @@ def compose(trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...]) -> Composi
     return Composition(tuple(rows), unwritten)
 
 
-def _claims(plan: Plan, tokens: Mapping[int, list[int]]) -> list[Claim]:
+def _origins(
+    trip: RoundTrip, writer: Plan, gather: Gather, plan: Plan, moves: tuple[Plan, ...]
+) -> dict[int, int]:
+    """Page -> the page whose entries it holds once all moves are done; the others hold their own.
+
+    Raises `CaseError` for a move of another cache layout, or of a part of the entries.
+    """
+    _, reader = sides(trip)
+    origins: dict[int, int] = {}
+    for move, moving in zip(trip.moves, moves, strict=True):
+        if move.case.operation != MOVER:
+            raise CaseError(f"{move.case.operation!r} moves no pages of a round trip; {MOVER} does")
+        if move.cache not in WRITERS[trip.writer.operation].caches:
+            raise CaseError(f"{trip.writer.operation} has no cache {move.cache!r}")
+        a, own = moving.arguments, plan.arguments
+        pages, stride = own["num_pages"], a["page_stride_bytes"]
+        if a["num_layers"] != 1 or a["num_pages"] != pages:
+            raise CaseError(f"a move of a round trip is of one layer and of all {pages} pages")
+        root, begin = writer.base(gather.cache)
+        moved_root, moved_begin = writer.base(move.cache)
+        if root != moved_root:
+            continue
+        zero, ends = np.zeros(2, np.int64), np.array([0, own["page_size_tokens"] - 1])
+        if pages > 1:
+            at = reader.addresses(own, np.array([0, 1]), zero)
+            if not np.array_equal(at[1] - at[0], np.full(at.shape[1], stride)):
+                raise CaseError(f"a move's pages lie {stride} bytes apart, those of src do not")
+        # Addresses grow with the slot.
+        at = reader.addresses(own, zero, ends) + (begin + source_offset(trip, gather) - moved_begin)
+        low, high, reach = int(at.min()), int(at.max()) + 1, max(pages - 1, 0) * stride
+        size = a["page_bytes"]
+        if not 0 <= low < high <= size:
+            apart = high + reach <= 0 or low >= reach + size or (low >= size and high <= stride)
+            if not apart:
+                raise CaseError(f"a move of {size} bytes a page tears the pages of {gather.cache}")
+            continue
+        moved = _copied(moving, pages)
+        origins |= {to: origins.get(page, page) for to, page in moved.items()}
+    return origins
+
+
+def _copied(moving: Plan, pages: int) -> dict[int, int]:
+    """Destination -> source, of the pairs that copy a page."""
+    count = moving.arguments["num_pairs"]
+    ids = index_values.vector(
+        moving.case.values["pairs"], 2 * count, index_values.INT64, "pairs"
+    ).tolist()
+    return {
+        to: page
+        for page, to in zip(ids[::2], ids[1::2], strict=True)
+        if 0 <= page < pages and 0 <= to < pages
+    }
+
+
+def _claims(plan: Plan, tokens: Mapping[int, list[int]], origins: Mapping[int, int]) -> list[Claim]:
     """The contract's row mapping, as it is written there."""
     a, values = plan.arguments, plan.case.values
     requests, count, size = a["num_requests"], a["num_tokens"], a["page_size_tokens"]
@@ -178,11 +247,12 @@ def _claims(plan: Plan, tokens: Mapping[int, list[int]]) -> list[Claim]:
         ).tolist()
     if any(b > e for b, e in pairwise(starts)) or min(*starts, *skipped) < 0:
         raise CaseError("starts of a round trip must not decrease or be negative, nor seq_starts")
+    hints = _hints(plan)
     found: list[tuple[int, int, int, int, int]] = []
     for r in range(requests):
         for row in range(min(starts[r], count), min(ends[r], count)):
             p = skipped[r] + row - starts[r]
-            if p // size < a["table_width"]:
+            if p // size < a["table_width"] and hints.get(row, r) == r:
                 found.append((row, r, p, p // size, p % size))
     if not found:
         return []
@@ -196,11 +266,26 @@ def _claims(plan: Plan, tokens: Mapping[int, list[int]]) -> list[Claim]:
         num_pages=a["num_pages"],
         name="block_table",
     ).tolist()
-    return [
-        Claim(row, r, p, q, page, slot, tuple(tokens.get(page * size + slot, ())))
-        for (row, r, p, q, slot), page in zip(found, entries, strict=True)
-        if 0 <= page < a["num_pages"]
-    ]
+    claims = []
+    for (row, r, p, q, slot), page in zip(found, entries, strict=True):
+        if 0 <= page < a["num_pages"]:
+            origin = origins.get(page, page)
+            writers = tuple(tokens.get(origin * size + slot, ()))
+            claims.append(Claim(row, r, p, q, page, origin, slot, writers))
+    return claims
+
+
+def _hints(plan: Plan) -> dict[int, int]:
+    """Row -> the request that its hint names; empty without hints, or of a row's own request."""
+    hints = plan.case.values.get("token_to_seq")
+    if hints is None:
+        return {}
+    if hints.recipe == "owners":
+        return dict(hints.edits)
+    count = plan.arguments["num_tokens"]
+    return dict(
+        enumerate(index_values.vector(hints, count, index_values.INT32, "token_to_seq").tolist())
+    )
 
 
 def _alternatives(

@@ -118,6 +118,12 @@ class _Indexer(GatheredRows):
         return {"dst_k": Rows(entries[:, k], k), "dst_scale": Rows(entries[:, scale], scale)}
 
 
+class _HintedIndexer(_Indexer):
+    """Hints say which request a row is of; they change nothing about its entry."""
+
+    name = "cp_gather_indexer_k_quant_cache_hinted"
+
+
 def _product(values: Float32s, scale: Float32s) -> Float32s:
     with np.errstate(all="ignore"):
         product: Float32s = np.multiply(values, scale, dtype=np.float32)
@@ -126,5 +132,6 @@ def _product(values: Float32s, scale: Float32s) -> Float32s:
 
 #: By operation.
 READERS: Mapping[str, GatheredRows] = {
-    side.name: side for side in (_Copied(), _Dequantised(), _Upconverted(), _Indexer())
+    side.name: side
+    for side in (_Copied(), _Dequantised(), _Upconverted(), _Indexer(), _HintedIndexer())
 }

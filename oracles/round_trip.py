@@ -1,7 +1,7 @@
-"""A round trip: one launch of a writer, then gathers from the cache that it wrote.
+"""A round trip: one launch of a writer, perhaps copies of pages, then gathers from the cache.
 
-Pure data like a case, and made of cases: each is sound by itself, but the readers' `src` has no
-memory of its own. It is the writer's cache.
+Pure data like a case, and made of cases: each is sound by itself, but what the copies and the
+readers call a cache has no memory of its own. It is the writer's.
 """
 
 from __future__ import annotations
@@ -45,11 +45,34 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class Move:
+    """One launch of copy_blocks between the writer and the readers.
+
+    case   of it; its pages lie as those of the cache, and there is one layer
+    cache  which of the writer's caches its pages are in
+    """
+
+    case: Case
+    cache: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"cache": self.cache, "case": self.case.to_json()}
+
+    @classmethod
+    def from_json(cls, data: object) -> Move:
+        if not isinstance(data, Mapping) or set(data) != {"cache", "case"}:
+            raise CaseError("a move of a round trip needs cache and case")
+        return cls(Case.from_json(data["case"]), str(data["cache"]))
+
+
+@dataclass(frozen=True)
 class RoundTrip:
-    """writer: its case; gathers: at least one, all of one reader, launched in this order."""
+    """writer: its case; gathers: at least one, all of one reader, launched in this order; moves:
+    launched in this order before them."""
 
     writer: Case
     gathers: tuple[Gather, ...]
+    moves: tuple[Move, ...] = ()
 
     @property
     def pair(self) -> str:
@@ -61,6 +84,7 @@ class RoundTrip:
             "pagefuzz_round_trip": ROUND_TRIP_SCHEMA,
             "writer": self.writer.to_json(),
             "gathers": [gather.to_json() for gather in self.gathers],
+            **({"moves": [move.to_json() for move in self.moves]} if self.moves else {}),
         }
 
     @classmethod
@@ -77,8 +101,13 @@ class RoundTrip:
         gathers = data.get("gathers")
         if not isinstance(gathers, list) or not gathers:
             raise CaseError("a round trip needs gathers, a list of at least one")
+        moves = data.get("moves", [])
+        if not isinstance(moves, list):
+            raise CaseError(f"moves of a round trip must be a list, got {moves!r:.60}")
         trip = cls(
-            Case.from_json(data.get("writer")), tuple(Gather.from_json(one) for one in gathers)
+            Case.from_json(data.get("writer")),
+            tuple(Gather.from_json(one) for one in gathers),
+            tuple(Move.from_json(one) for one in moves),
         )
         if len({gather.case.operation for gather in trip.gathers}) > 1:
             raise CaseError("the gathers of a round trip must all be of one operation")

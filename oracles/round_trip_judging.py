@@ -106,7 +106,7 @@ def _of_steps(laid: LaidRoundTrip, launch: RoundTripLaunch) -> list[Failure]:
 def _of_rows(laid: LaidRoundTrip, memory: Launch, expected: ExpectedRows) -> list[Failure]:
     if not expected.claims:
         return []
-    step = laid.steps[1 + expected.gather]
+    step = laid.readers[expected.gather]
     size_bytes = expected.alternatives[0].shape[1]
     root, begin = laid.plan.base(step.buffer(expected.buffer))
     old, new = before_and_after(
@@ -166,14 +166,15 @@ def _owner(claim: Claim) -> str:
 
 
 def _of_other_memory(laid: LaidRoundTrip, memory: Launch) -> list[Failure]:
-    """Whatever neither the writer may write nor a row covers is as it was."""
+    """Whatever neither writer nor moves may write and no row covers is as it was."""
     allowed: dict[str, IntervalSet] = {}
-    writer = laid.steps[0]
-    for name in writer.plan.buffers:
-        allowed[writer.buffer(name)] = writer.expectation.footprint(name).changeable
+    for step in laid.writing:
+        for own in step.plan.buffers:
+            name = step.buffer(own)
+            allowed[name] = laid.expectation.footprint(name).changeable
     for expected in laid.composition.rows:
         rows = IntervalSet.of_runs(expected.offsets, expected.alternatives[0].shape[1])
-        allowed[laid.steps[1 + expected.gather].buffer(expected.buffer)] = rows
+        allowed[laid.readers[expected.gather].buffer(expected.buffer)] = rows
     found = []
     for name, chunks in memory.chunks.items():
         if name.endswith(".counts"):

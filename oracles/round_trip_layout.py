@@ -1,14 +1,15 @@
-"""All launches of a round trip in one memory: the readers' `src` is the cache that was written.
+"""All launches of a round trip in one memory: copies and readers work on the written cache.
 
-Buffers are called by their launch: "writer.cache", "reader.dst", "reader[1].dst".
+Buffers are called by their launch: "writer.cache", "mover.pairs", "reader.dst", "reader[1].dst".
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pagefuzz.oracles import registry
-from pagefuzz.oracles.case import CaseError, Placement
+from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.composition import Composition, compose, held_before, source_offset
 from pagefuzz.oracles.expectation import Expectation, Footprint
 from pagefuzz.oracles.intervals import IntervalSet
@@ -23,7 +24,7 @@ class Step:
     """One launch. Its own contract gives its footprint, as permissions of a checked build; what it
     expects of bytes is not asked.
 
-    name  "writer", "reader", or "reader[1]" of several
+    name  "writer", "mover", "reader", or "reader[1]" of several
     """
 
     name: str
@@ -37,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LaidRoundTrip:
-    """steps: the writer, then every gather; plan and footprints: of their memory together."""
+    """steps: the writer, moves, gathers; plan and footprints: of their memory together."""
 
     trip: RoundTrip
     steps: tuple[Step, ...]
@@ -45,17 +46,42 @@ class LaidRoundTrip:
     expectation: Expectation
     composition: Composition
 
+    @property
+    def readers(self) -> tuple[Step, ...]:
+        return self.steps[-len(self.trip.gathers) :]
+
+    @property
+    def writing(self) -> tuple[Step, ...]:
+        """Those that are not readers."""
+        return self.steps[: -len(self.trip.gathers)]
+
 
 def lay_out(trip: RoundTrip) -> LaidRoundTrip:
     """Raises `CaseError` for a trip whose launches would be refused, or that is none."""
-    several = len(trip.gathers) > 1
-    steps = [_step("writer", trip.writer.operation, trip)]
-    for number, gather in enumerate(trip.gathers):
-        name = f"reader[{number}]" if several else "reader"
-        steps.append(_step(name, gather.case.operation, trip, number))
-    writer, *readers = steps
-    composition = compose(trip, writer.plan, tuple(step.plan for step in readers))
+    writer = _step("writer", trip.writer)
+    movers = _steps("mover", [move.case for move in trip.moves])
+    readers = _steps("reader", [gather.case for gather in trip.gathers])
+    steps = (writer, *movers, *readers)
+    composition = compose(
+        trip,
+        writer.plan,
+        tuple(step.plan for step in readers),
+        tuple(step.plan for step in movers),
+    )
     buffers, footprints = _own_memory(steps)
+    for step, move in zip(movers, trip.moves, strict=True):
+        root, begin = writer.plan.base(move.cache)
+        if not writer.plan.buffers[root].memory_bytes:
+            continue
+        own, cache = step.buffer("cache"), writer.buffer(root)
+        placement = Placement(over=(cache, begin))
+        buffers[own] = replace(buffers[own], placement=placement, image=Image.empty())
+        known, moved = footprints[cache], footprints[own]
+        footprints[cache] = replace(
+            known,
+            may_read=known.may_read.union(_shifted(moved.may_read, begin)),
+            must_write=known.must_write.union(_shifted(moved.must_write, begin)),
+        )
     for step, gather in zip(readers, trip.gathers, strict=True):
         root, begin = writer.plan.base(gather.cache)
         begin += source_offset(trip, gather)
@@ -74,16 +100,27 @@ def lay_out(trip: RoundTrip) -> LaidRoundTrip:
     hostile = any(step.expectation.case_class is CaseClass.HOSTILE for step in steps)
     return LaidRoundTrip(
         trip,
-        tuple(steps),
+        steps,
         Plan(trip.writer, {}, buffers),
         Expectation(CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT, footprints=footprints),
         composition,
     )
 
 
-def _step(name: str, operation: str, trip: RoundTrip, gather: int | None = None) -> Step:
-    case = trip.writer if gather is None else trip.gathers[gather].case
-    known = registry.operation(operation)
+def _shifted(intervals: IntervalSet, by: int) -> IntervalSet:
+    return IntervalSet(intervals.begin + by, intervals.end + by)
+
+
+def _steps(name: str, cases: Sequence[Case]) -> tuple[Step, ...]:
+    """Numbered if there are several."""
+    several = len(cases) > 1
+    return tuple(
+        _step(f"{name}[{number}]" if several else name, case) for number, case in enumerate(cases)
+    )
+
+
+def _step(name: str, case: Case) -> Step:
+    known = registry.operation(case.operation)
     plan = known.plan(case)
     expectation = known.expect(plan)
     if expectation.refusals:
@@ -92,7 +129,7 @@ def _step(name: str, operation: str, trip: RoundTrip, gather: int | None = None)
 
 
 def _own_memory(
-    steps: list[Step],
+    steps: Sequence[Step],
 ) -> tuple[dict[str, PlannedBuffer], dict[str, Footprint]]:
     """Buffers and footprints of every launch under their new names."""
     buffers: dict[str, PlannedBuffer] = {}

@@ -1,4 +1,4 @@
-"""Round trips: a writer's case as its own strategy draws it, then gathers from what it wrote.
+"""Round trips: a writer's case as its own strategy draws it, perhaps copies of its pages, gathers.
 
 A writer comes with the views that readers may take of its caches, a reader with the sizes that
 follow from a view. A pair is two names; what is read is drawn here, alike for all of them.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import gcd
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -17,10 +19,12 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.oracles.registry import operation
-from pagefuzz.oracles.round_trip import Gather, RoundTrip, pair_name
+from pagefuzz.oracles.round_trip import Gather, Move, RoundTrip, pair_name
 from pagefuzz.strategies import registry
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.hints import hints
+from pagefuzz.strategies.hostility import IndexValues
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import input_dtypes, scales
 from pagefuzz.strategies.strides import rounded_up
@@ -31,10 +35,21 @@ LAYERS = {(1, 0): 70, (2, 1): 8, (3, 1): 10, (5, 4): 6, (4, 0): 6}
 ORDERS = {"as written": 40, "reversed": 20, "shuffled": 40}
 #: Which caches, of a writer of two -> weight.
 CACHES = {"first": 40, "second": 30, "both": 30}
+#: How pages are copied between the writer and the readers -> weight.
+MOVES = {
+    "none": 60,
+    "to a page nobody wrote": 12,
+    "a chain": 11,
+    "two change places": 10,
+    "a cycle of three": 9,
+}
 
 _MOST_PAGES = 12
 _MOST_ROWS = 400
 _MOST_BYTES = 2**18  # of all rows
+_MOST_INTERPRETED_ROWS = 12  # of a Triton kernel: each takes a millisecond or two
+_MOST_MOVED = 6  # pages that are considered for a move
+_MOVED_BYTES = 2**18  # of all pages that are copied
 _MOST_HEADS = 5  # that are gathered each by itself
 _POOL_BYTES = 2**26  # of a pool of several layers
 _CODES, _ROPE, _RECORD = 512, 64, 656  # of the record that is up-converted
@@ -42,6 +57,7 @@ _ROWS = ("dst_rows", "dst_k_rows", "dst_scale_rows")
 _LONG_PAGE = 64  # tokens: of longer pages only what is near written slots is read
 
 _LAYERS, _ORDERS, _CACHES = weighted(LAYERS), weighted(ORDERS), weighted(CACHES)
+_MOVES, _MOVE_SEEDS = weighted(MOVES), st.sampled_from(range(101))
 _PAGES_EACH = skewed((45, (1,)), (55, range(2, 5)))
 _SPARE_PAGES = skewed((60, (0,)), (40, (1, 2)))
 _SEEDS = st.sampled_from(range(97))
@@ -216,6 +232,9 @@ WRITERS: Mapping[str, Views] = {
     "indexer_k_quant_and_cache": _indexer_views,
 }
 
+#: What writers call their caches.
+_CACHES_OF = ("cache", "key_cache", "value_cache")
+
 #: Writers of cells that are not torn by the element: of several tokens in one slot, one stays.
 _WHOLE_CELLS = ("concat_and_cache_ds_mla", "indexer_k_quant_and_cache")
 
@@ -261,7 +280,7 @@ def _as_upconverted(case: Case) -> Case:
 # ---- readers -------------------------------------------------------------------------------------
 
 
-def _copy(draw: st.DrawFn, case: Case, view: View) -> Own:
+def _copy(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
     unit = view.unit if draw(_WIDE) else 1
     padding = draw(_PADDING) * unit
     sizes = {
@@ -272,7 +291,7 @@ def _copy(draw: st.DrawFn, case: Case, view: View) -> Own:
     return Own(sizes, {"dst": unit})
 
 
-def _dequantise(draw: st.DrawFn, case: Case, view: View) -> Own:
+def _dequantise(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
     """By the scale that the writer had, one time in six by another."""
     elements, values = view.entry_bytes // view.unit, {}
     result = view.dtype
@@ -289,11 +308,11 @@ def _dequantise(draw: st.DrawFn, case: Case, view: View) -> Own:
     return Own(sizes, {"dst": unit}, values)
 
 
-def _upconvert(draw: st.DrawFn, case: Case, view: View) -> Own:
+def _upconvert(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
     return Own({"dst_row_stride_bytes": 2 * (_CODES + _ROPE + draw(_PADDING))}, {"dst": 2})
 
 
-def _indexer(draw: st.DrawFn, case: Case, view: View) -> Own:
+def _indexer(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
     keys = case.sizes["head_dim"]
     sizes = {name: case.sizes[name] for name in ("head_dim", "quant_block", "page_layout")}
     sizes["dst_k_row_stride_bytes"] = keys + draw(_PADDING)
@@ -301,15 +320,32 @@ def _indexer(draw: st.DrawFn, case: Case, view: View) -> Own:
     return Own(sizes, {"dst_k": 1, "dst_scale": 4})
 
 
-Reads = Callable[[st.DrawFn, Case, View], Own]
+def _hinted_indexer(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
+    """Each row that a request covers has a right hint."""
+    own = _indexer(draw, case, view, reading)
+    index = IndexValues(
+        len(reading.table),
+        reading.num_tokens,
+        case.sizes["page_size_tokens"],
+        list(reading.starts),
+        None if reading.seq_starts is None else list(reading.seq_starts),
+    )
+    return replace(own, values={"token_to_seq": hints(draw, index, hostile=False)})
 
-#: By operation, of the writer's case and a view of it.
+
+Reads = Callable[[st.DrawFn, Case, View, Reading], Own]
+
+#: By operation, of the writer's case, a view of it and the rows that are asked for.
 READERS: Mapping[str, Reads] = {
     "cp_gather_cache": _copy,
     "gather_and_maybe_dequant_cache": _dequantise,
     "cp_gather_and_upconvert_fp8_kv_cache": _upconvert,
     "cp_gather_indexer_k_quant_cache": _indexer,
+    "cp_gather_indexer_k_quant_cache_hinted": _hinted_indexer,
 }
+
+#: Readers that are interpreted on the host.
+_INTERPRETED = ("cp_gather_indexer_k_quant_cache_hinted",)
 
 #: Every (writer, reader); those of which both are there are checked.
 PAIRS = (
@@ -320,6 +356,7 @@ PAIRS = (
     ("concat_and_cache_ds_mla", "cp_gather_cache"),
     ("concat_and_cache_ds_mla", "cp_gather_and_upconvert_fp8_kv_cache"),
     ("indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache"),
+    ("indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache_hinted"),
 )
 
 
@@ -356,10 +393,19 @@ def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) ->
         case = _as_upconverted(case)
     case = _in_layers(case, *draw(_LAYERS))
     views = WRITERS[writer](draw, case)
-    reading = _reading(draw, case, sum(view.entry_bytes for view in views))
+    written = _written(case)
+    moves, origins = _moves(draw, case, list(written))
+    moved = {page: origins.get(page, page) for page in (*origins, *written)}
+    reading = _reading(
+        draw,
+        case,
+        {page: written[origin] for page, origin in moved.items() if origin in written},
+        row_bytes=sum(view.entry_bytes for view in views),
+        most_rows=_MOST_INTERPRETED_ROWS if reader in _INTERPRETED else _MOST_ROWS,
+    )
     gathers = []
     for view in views if len(views) < 3 else _alike(draw, views):
-        own = READERS[reader](draw, case, view)
+        own = READERS[reader](draw, case, view, reading)
         sizes = {
             **reading.sizes(case),
             **dict.fromkeys(_ROWS, reading.num_tokens + reading.spare_rows),
@@ -381,7 +427,7 @@ def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) ->
                 view.first_byte,
             )
         )
-    return RoundTrip(case, tuple(gathers))
+    return RoundTrip(case, tuple(gathers), moves)
 
 
 def _alike(draw: st.DrawFn, views: Sequence[View]) -> Sequence[View]:
@@ -423,15 +469,131 @@ def _in_layers(case: Case, layers: int, layer: int) -> Case:
     return replace(wider, placements=placed)
 
 
-def _reading(draw: st.DrawFn, case: Case, row_bytes: int) -> Reading:
-    """Rows near what was written, in pages of any order, and some that nobody wrote."""
+def _written(case: Case) -> dict[int, tuple[int, int]]:
+    """Page -> first and last offset that a token goes to."""
     size, num_pages = case.sizes["page_size_tokens"], case.sizes["num_pages"]
-    span: dict[int, tuple[int, int]] = {}  # page -> first and last written offset
+    span: dict[int, tuple[int, int]] = {}
     for slot in _literal(case, "slot_mapping"):
         if 0 <= slot < num_pages * size:
             page, offset = divmod(slot, size)
             low, high = span.get(page, (offset, offset))
             span[page] = min(low, offset), max(high, offset)
+    return span
+
+
+def _moves(
+    draw: st.DrawFn, case: Case, written: Sequence[int]
+) -> tuple[tuple[Move, ...], dict[int, int]]:
+    """Copies of pages, of every cache alike, and page -> the page whose entries it then holds.
+
+    None where the pages of the cache are not apart, or there are too few.
+    """
+    kind = draw(_MOVES)
+    pools = _pools(case)
+    pages = case.sizes["num_pages"]
+    if kind == "none" or not pools:
+        return (), {}
+    seed = draw(_MOVE_SEEDS)
+    named = list(written[:_MOST_MOVED])
+    turn = seed % max(len(named), 1)
+    named = named[turn:] + named[:turn]
+    free = [page for page in range(min(pages, 2 * _MOST_MOVED)) if page not in written][:2]
+    both = [*named, *free]
+    if kind == "to a page nobody wrote":
+        pairs = list(zip(named, free, strict=False))
+    elif kind == "a chain":
+        pairs = list(pairwise(both[:3]))
+    else:
+        cycle = both[: 2 if kind == "two change places" else 3]
+        pairs = list(zip(cycle, cycle[1:] + cycle[:1], strict=True)) if len(cycle) > 1 else []
+    if not pairs or sum(size for _, size in pools) * len(pairs) > _MOVED_BYTES:
+        return (), {}
+    event(f"moves: {kind}")
+    if seed % 2:
+        pairs.reverse()
+    if seed % 3 == 2:
+        pairs.insert(seed % 5 % len(pairs), (-1, pairs[0][1]))
+    moves = tuple(_move(case, cache, page_bytes, pairs) for cache, page_bytes in pools)
+    return moves, {to: page for page, to in pairs if page >= 0}
+
+
+def _move(case: Case, cache: str, page_bytes: int, pairs: Sequence[tuple[int, int]]) -> Move:
+    stride = case.sizes[_stride_name(cache)]
+    unit = 4 if case.operation in _WHOLE_CELLS else _stored_bytes(case.sizes)
+    return Move(
+        Case(
+            "copy_blocks",
+            {
+                "num_pairs": len(pairs),
+                "num_layers": 1,
+                "num_pages": case.sizes["num_pages"],
+                "layer_stride_bytes": 0,
+                "page_stride_bytes": stride,
+                "page_bytes": page_bytes,
+                "element_bytes": gcd(unit, page_bytes),
+            },
+            {"pairs": Values.literal(*(page for pair in pairs for page in pair))}
+            | {"scratch": Values.literal()},
+            seed=case.seed,
+        ),
+        cache,
+    )
+
+
+def _stride_name(cache: str) -> str:
+    """ "page_stride_bytes" of "cache", "key_page_stride_bytes" of "key_cache"."""
+    return f"{cache.removesuffix('cache')}page_stride_bytes"
+
+
+def _pools(case: Case) -> list[tuple[str, int]]:
+    """Caches whose pages can be copied, and the bytes of a page from its first entry to the end of
+    its last one: one of two that share their pages, none where pages lie within each other."""
+    sizes = case.sizes
+    caches = [cache for cache in _CACHES_OF if _stride_name(cache) in sizes]
+    found = [(cache, _page_bytes(case, cache)) for cache in caches]
+    strides = [sizes[_stride_name(cache)] for cache in caches]
+    pages = sizes["num_pages"]
+    if len(found) == 2 and (over := case.placement(caches[1]).over) is not None:
+        begin, end = over[1], over[1] + found[1][1]
+        if begin < (pages - 1) * strides[0] + found[0][1]:  # else one behind the other
+            if strides[0] != strides[1]:
+                return []
+            found = [(caches[0], max(found[0][1], end))]
+    if any(size > stride for (_, size), stride in zip(found, strides, strict=False)) and pages > 1:
+        return []
+    return found if pages > 1 else []
+
+
+def _page_bytes(case: Case, cache: str) -> int:
+    sizes, side = case.sizes, cache.removesuffix("cache")
+    size = sizes["page_size_tokens"]
+    if case.operation == "indexer_k_quant_and_cache":
+        return size * (sizes["head_dim"] + 4 * (sizes["head_dim"] // sizes["quant_block"]))
+    reach = (size - 1) * sizes[f"{side}slot_stride_bytes"] if size > 1 else 0
+    if case.operation == "concat_and_cache_ds_mla":
+        codes = sizes["kv_c_elements"]
+        return reach + codes + codes // 32 + 2 * sizes["k_pe_elements"]
+    unit = _stored_bytes(sizes)
+    if not side:
+        return reach + (sizes["kv_c_elements"] + sizes["k_pe_elements"]) * unit
+    heads = sizes["num_heads"]
+    reach += (heads - 1) * sizes[f"{side}head_stride_bytes"] if heads > 1 else 0
+    return reach + sizes["head_elements"] * unit
+
+
+def _reading(
+    draw: st.DrawFn,
+    case: Case,
+    span: Mapping[int, tuple[int, int]],
+    *,
+    row_bytes: int,
+    most_rows: int,
+) -> Reading:
+    """Rows near what was written, in pages of any order, and some that nobody wrote.
+
+    span  page -> first and last offset of what tokens stored and now lies there
+    """
+    size, num_pages = case.sizes["page_size_tokens"], case.sizes["num_pages"]
     pages = list(span)[:_MOST_PAGES]
     spare = (page for page in range(min(num_pages, 2 * _MOST_PAGES)) if page not in span)
     unwritten = max(draw(_SPARE_PAGES), 0 if pages else 1)
@@ -448,7 +610,7 @@ def _reading(draw: st.DrawFn, case: Case, row_bytes: int) -> Reading:
         kind = "in a page"
     event(f"seq_starts: {kind}")
     lead, before, behind, spare_rows, spare_columns = (draw(few) for few in _FEW)
-    left = min(_MOST_ROWS, max(1, _MOST_BYTES // max(row_bytes, 1)))
+    left = min(most_rows, max(1, _MOST_BYTES // max(row_bytes, 1)))
     rows: list[tuple[list[int], int, int]] = []  # table row, seq_start, length
     for chunk in chunks:
         first, last = span.get(chunk[0], (0, 0)), span.get(chunk[-1], (0, size - 1))

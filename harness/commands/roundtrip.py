@@ -14,8 +14,10 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
 from pagefuzz.harness.round_trips import RoundTripChecker
+from pagefuzz.oracles.composition import MOVER
 from pagefuzz.oracles.round_trip import load_round_trip
 from pagefuzz.oracles.verdict import Outcome
+from pagefuzz.oracles.wording import count_text
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.round_trips import pairs
 
@@ -25,14 +27,19 @@ CASES = 100
 
 @dataclass(frozen=True)
 class _Unit:
-    """One writer and one reader, by subject."""
+    """One writer, one mover and one reader, by subject."""
 
     pair: str
     writer: str
+    mover: str
     reader: str
 
+    @property
+    def subjects(self) -> str:
+        return f"{self.writer} -> {self.reader}"
+
     def __str__(self) -> str:
-        return f"{self.pair} ({self.writer} -> {self.reader})"
+        return f"{self.pair} ({self.subjects})"
 
 
 def roundtrip(options: argparse.Namespace) -> int:
@@ -40,9 +47,13 @@ def roundtrip(options: argparse.Namespace) -> int:
     `CannotCheckError` for an unknown name."""
     if options.trip is not None:
         return _again(options)
-    units = _units(options.pair, options.writer, options.reader)
-    print(f"{len(units)} units: {', '.join(dict.fromkeys(unit.pair for unit in units))}")
-    codes = [_search(unit, options, len(units)) for unit in units]
+    units = _units(options.pair, options.writer, options.mover, options.reader)
+    of = list(dict.fromkeys(unit.pair for unit in units))
+    print(f"{count_text(len(units), 'unit')} of {count_text(len(of), 'pair')}")
+    codes = []
+    for pair in of:
+        print(pair, flush=True)
+        codes += [_search(unit, options, len(units)) for unit in units if unit.pair == pair]
     return 1 if 1 in codes else max(codes)
 
 
@@ -51,22 +62,28 @@ def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
     if cases is None and time_s is None:
         cases = CASES
     with RoundTripChecker(
-        unit.pair, unit.writer, unit.reader, options.device or "auto", options.build or "checked"
+        unit.pair,
+        unit.writer,
+        unit.reader,
+        options.device or "auto",
+        options.build or "checked",
+        mover=unit.mover,
     ) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
-    what = f"{seen.trips:,} round trips, {seen.checked:,} bytes of rows"
+    trips = count_text(seen.trips, "round trip")
+    what = f"  {unit.subjects}: {trips}, {seen.checked:,} bytes compared"
     for reason, times in seen.not_run.items():
         print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
     if seen.finding is not None:
         path = seen.finding.save((options.report or Path()) / "findings")
-        print(f"{unit}: {what}, does not agree", flush=True)
+        print(f"{what}, do not agree", flush=True)
         print(f"\n{seen.finding.text(shutil.get_terminal_size().columns, path)}\n", flush=True)
         return 1
     if not seen.checked:
         print(f"pagefuzz: {unit}: no row was compared, which is no pass", file=sys.stderr)
         return 2
-    print(f"{unit}: {what}, agrees", flush=True)
+    print(f"{what}, agree", flush=True)
     return 0
 
 
@@ -78,38 +95,44 @@ def _again(options: argparse.Namespace) -> int:
     for unit in _units(
         [trip.pair],
         options.writer or (known and [known["writer"]]) or None,
+        options.mover or (known and known["mover"]) or None,
         options.reader or (known and [known["reader"]]) or None,
     ):
         device = options.device or known.get("backend", "auto")
         build = options.build or known.get("build", "checked")
-        with RoundTripChecker(unit.pair, unit.writer, unit.reader, device, build) as checker:
+        with RoundTripChecker(
+            unit.pair, unit.writer, unit.reader, device, build, mover=unit.mover
+        ) as checker:
             verdict = checker.check(trip)
             where = f"{unit} · {checker.backend} · {checker.build} build"
             if verdict.outcome is Outcome.NOT_RUN:
                 print(f"pagefuzz: {where}: not run: {verdict.not_run}", file=sys.stderr)
                 codes.append(2)
             elif cause(verdict) is None:
-                print(f"{where}: agrees")
+                print(f"{where}: agree")
                 codes.append(0)
             else:
-                now = RoundTripFinding(
-                    trip, verdict, unit.writer, unit.reader, checker.backend, checker.build
-                )
+                now = RoundTripFinding.of(checker, trip, verdict)
                 print(now.text(shutil.get_terminal_size().columns, path))
                 codes.append(1)
     return 1 if 1 in codes else max(codes)
 
 
 def _units(
-    wanted: Sequence[str] | None, writers: Sequence[str] | None, readers: Sequence[str] | None
+    wanted: Sequence[str] | None,
+    writers: Sequence[str] | None,
+    mover: str | None,
+    readers: Sequence[str] | None,
 ) -> list[_Unit]:
-    """Every pair by every subject of it: those named, else the bundled ones without known faults.
+    """Every pair by every subject of it: those named, else the bundled ones without known faults;
+    all of them with one mover.
 
     Of all pairs those that have the subjects; of pairs that are named each must have them.
     """
     for pair in wanted or ():
         if pair not in pairs():
             raise CannotCheckError(f"unknown pair {pair!r}; there is {', '.join(pairs())}")
+    mover = _subjects(MOVER, None if mover is None else [mover])[0]
     units = []
     for pair in wanted or pairs():
         try:
@@ -121,7 +144,7 @@ def _units(
             if wanted is not None:
                 raise
             continue
-        units += [_Unit(pair, writer, reader) for writer in writes for reader in reads]
+        units += [_Unit(pair, writer, mover, reader) for writer in writes for reader in reads]
     if not units:
         named = " and ".join(name for names in (writers, readers) for name in names or ())
         raise CannotCheckError(f"no pair has the subjects {named}")

@@ -19,8 +19,12 @@ def test_pairs_that_agree(cli, tmp_path):
     done = cli("roundtrip", *PAIR, "--cases", "10")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.startswith(f"2 units: {MLA}/{COPY}\n")
-    assert len(re.findall(r": 10 round trips, [\d,]+ bytes of rows, agrees\n", done.stdout)) == 2
+    assert done.stdout.startswith(f"2 units of 1 pair\n{MLA}/{COPY}\n")
+    units = re.findall(
+        r"^  bundled:token -> bundled:(\w+): 10 round trips, [\d,]+ .*, agree$", done.stdout, re.M
+    )
+    assert units == ["page", "token"]
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,7 +47,7 @@ def test_a_finding_and_again(cli, capsys, tmp_path):
     assert title in again
     assert f"again   pagefuzz roundtrip {path}" in again
     assert main(["roundtrip", str(path), "--writer", "bundled:token"]) == 0
-    agrees = " -> bundled:page) · host · release build: agrees\n"
+    agrees = " -> bundled:page) · host · release build: agree\n"
     assert capsys.readouterr().out.endswith(agrees)
 
 
@@ -63,6 +67,7 @@ def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):
         ((str(tmp_path / "none.json"),), "cannot read the round trip"),
         ((str(odd),), "the finding does not say its writer"),
         ((*PAIR, "--build", "asan"), "no AddressSanitizer build"),
+        ((*PAIR, "--mover", "bundled:token"), "not of copy_blocks"),
     ):
         assert main(["roundtrip", *arguments]) == 2, arguments
         said = capsys.readouterr().err
@@ -70,4 +75,4 @@ def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):
         assert said.count("\n") == 1
     bare_trip = ["roundtrip", str(trip), "--device", "host", "--reader", "bundled:token"]
     assert main(bare_trip) == 0
-    assert capsys.readouterr().out.endswith(": agrees\n")
+    assert capsys.readouterr().out.endswith(": agree\n")

@@ -7,20 +7,35 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ci.tests.roundtrips.trips import COPY, FLASH, MLA, bits, copied, dequantised, mla
+from ci.tests.roundtrips.trips import (
+    COPY,
+    FLASH,
+    MLA,
+    bits,
+    copied,
+    dequantised,
+    indexed,
+    mla,
+    moved,
+)
 
 from pagefuzz.oracles import contents, registry
 from pagefuzz.oracles.case import Case, CaseError, Placement, Values
 from pagefuzz.oracles.composition import Composition, compose, held_before
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.oracles.round_trip import Gather, RoundTrip, load_round_trip
+from pagefuzz.oracles.round_trip import Gather, Move, RoundTrip, load_round_trip
 from pagefuzz.oracles.round_trip_layout import lay_out
 
 
 def composed(trip: RoundTrip) -> Composition:
     writer = registry.operation(trip.writer.operation).plan(trip.writer)
     reader = registry.operation(trip.gathers[0].case.operation)
-    return compose(trip, writer, tuple(reader.plan(gather.case) for gather in trip.gathers))
+    return compose(
+        trip,
+        writer,
+        tuple(reader.plan(gather.case) for gather in trip.gathers),
+        tuple(registry.operation(move.case.operation).plan(move.case) for move in trip.moves),
+    )
 
 
 def raw(seed: int, origin: int, offset: int, size: int) -> bytes:
@@ -114,6 +129,50 @@ def test_rows_that_no_page_backs_stay_as_they_were():
     assert [claim.row for claim in rows.claims] == [3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("moves", "origins"),
+    [
+        ([[(0, 1)]], [0, 0, 2]),
+        ([[(0, 1), (1, 2)]], [0, 0, 1]),  # as if both were read first
+        ([[(1, 2), (0, 1)]], [0, 0, 1]),
+        ([[(0, 1)], [(1, 2)]], [0, 0, 0]),  # one launch after the other
+        ([[(0, 1), (1, 0)]], [1, 0, 2]),
+        ([[(0, 1), (1, 2), (2, 0)]], [2, 0, 1]),
+        ([[(-1, 1), (0, -1), (2, 0)]], [2, 1, 2]),
+    ],
+)
+def test_a_moved_page_holds_what_was_stored_in_another(moves, origins):
+    """Tokens 0 and 1 in pages 0 and 1; whatever page 2 held before is moved as well."""
+    writer = mla([0, 3])
+    trip = copied(writer, [[0], [1], [2]], [0, 1, 2, 3], [0, 0, 0])
+    trip = replace(trip, moves=tuple(moved(writer, pairs) for pairs in moves))
+    (rows,) = composed(trip).rows
+    assert [claim.origin for claim in rows.claims] == origins
+    tokens = {0: (0,), 1: (1,), 2: ()}
+    assert [claim.tokens for claim in rows.claims] == [tokens[page] for page in origins]
+    held = [
+        raw(1, 0, 0, 12) + raw(1, 1, 0, 4),
+        raw(1, 0, 12, 12) + raw(1, 1, 4, 4),
+        held_before(1, np.arange(6 * 16, 7 * 16, dtype=np.int64)).tobytes(),
+    ]
+    assert [row.tobytes() for row in rows.alternatives[0]] == [held[page] for page in origins]
+    image = lay_out(trip).plan.buffers["writer.cache"].image
+    unwritten = list(range(6 * 16, 7 * 16)) if 2 in origins else []
+    assert image.offsets.tolist() == unwritten
+
+
+def test_a_row_whose_hint_names_another_request_is_not_written():
+    """Hints of rows that nobody covers, and right ones, change nothing."""
+    hinted = "cp_gather_indexer_k_quant_cache_hinted"
+    rows = composed(indexed(hinted, [0, 16, 18], [0, 0, 1, 1, 1, 7])).rows
+    assert [one.buffer for one in rows] == ["dst_k", "dst_scale"]
+    for one in rows:
+        assert [claim.row for claim in one.claims] == [0, 1, 3, 4]
+        assert [claim.tokens for claim in one.claims] == [(1,), (), (0,), ()]
+    plain = composed(indexed("cp_gather_indexer_k_quant_cache", [0, 16, 18])).rows
+    assert [claim.row for claim in plain[0].claims] == [0, 1, 2, 3, 4, 5]
+
+
 def flash(heads: int, *, head_stride: int, scale_count: int = 1) -> Case:
     """One token of 2-element heads, as E4M3, in slot 1 of a page of 2; keys and values apart."""
     own = {}
@@ -193,9 +252,26 @@ def starting(name: str, *values: int) -> RoundTrip:
     return replace(SOUND, gathers=(replace(gather, case=replace(gather.case, values=changed)),))
 
 
+def moving(**sizes: int) -> RoundTrip:
+    return replace(SOUND, moves=(moved(SOUND.writer, [(0, 1)], **sizes),))
+
+
 @pytest.mark.parametrize(
     ("trip", "sentence"),
     [
+        (moving(page_bytes=47), "a move of 47 bytes a page tears the pages of cache"),
+        (moving(page_stride_bytes=64), "pages lie 64 bytes apart"),
+        (moving(num_layers=2, layer_stride_bytes=144), "of one layer and of all 3 pages"),
+        (moving(num_pages=2), "of one layer and of all 3 pages"),
+        (moving(page_bytes=0), "the mover must be refused: page_bytes=0"),
+        (
+            replace(SOUND, moves=(moved(SOUND.writer, [(0, 1)], cache="key_cache"),)),
+            "has no cache 'key_cache'",
+        ),
+        (
+            replace(SOUND, moves=(Move(SOUND.gathers[0].case, "cache"),)),
+            "'cp_gather_cache' moves no pages",
+        ),
         (reader(page_stride_bytes=64), "src does not lie as cache does"),
         (reader(slot_stride_bytes=32), "src does not lie as cache does"),
         (reader(page_size_tokens=4), "page_size_tokens=4, the writer 3"),
@@ -223,7 +299,8 @@ def test_what_is_no_round_trip_is_one_sentence(trip, sentence):
 def test_round_trips_are_plain_data(tmp_path):
     """JSON and back is the same; what is malformed is one sentence that names the file."""
     trip = replace(SOUND, writer=mla([0, 4], cache=Placement(offset_bytes=8)))
-    assert RoundTrip.from_json(json.loads(trip.dumps())) == trip
+    for one in (trip, moving()):
+        assert RoundTrip.from_json(json.loads(one.dumps())) == one
     path = tmp_path / "trip.json"
     path.write_text(json.dumps({"round_trip": trip.to_json()}))
     assert load_round_trip(path) == trip
@@ -233,6 +310,8 @@ def test_round_trips_are_plain_data(tmp_path):
         ('{"pagefuzz_round_trip": 1}', "needs gathers"),
         (trip.dumps().replace('"first_byte":0', '"first_byte":-1'), "first_byte must be"),
         (trip.dumps().replace('"cache":', '"cash":'), "needs cache, first_byte and case"),
+        (moving().dumps().replace('"moves":[', '"moves":[7,'), "a move .* needs cache and case"),
+        (moving().dumps().replace('"moves":[', '"moves":7,"m":['), "moves .* must be a list"),
     ):
         path.write_text(data)
         with pytest.raises(CaseError, match=rf"trip\.json: .*{sentence}"):

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 from ci.tests.roundtrips.conftest import drawn
-from ci.tests.roundtrips.trips import COPY, DEQUANT, FLASH, MLA, copied, dequantised, mla
+from ci.tests.roundtrips.trips import (
+    COPY,
+    DEQUANT,
+    FLASH,
+    INDEXER,
+    MLA,
+    copied,
+    dequantised,
+    indexed,
+    mla,
+    moved,
+)
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.errors import CannotCheckError
@@ -51,11 +62,26 @@ def agree(pair: str, reader: str, device: str, build: str, count: int, limit_byt
     return checked
 
 
+#: One reader of each pair in the fast tier: the other schedule reads the same caches.
+FAST = [
+    one if one[1] != "bundled:token" else pytest.param(*one, marks=pytest.mark.slow)
+    for one in SOUND
+]
+
+
+def test_every_pair_of_the_contract_is_there():
+    """What each writer stores is read in every way that there is."""
+    assert len(pairs()) == 8
+    assert {pair for pair, _ in SOUND} == set(pairs())
+    hinted = [reader for pair, reader in SOUND if pair.endswith("_hinted")]
+    assert hinted == ["bundled:triton"]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("pair", "reader"), SOUND)
+@pytest.mark.parametrize(("pair", "reader"), FAST)
 def test_a_pair_composes(pair, reader, device):
     """What is written is what is gathered, in every view, bit by bit."""
-    assert agree(pair, reader, device, "checked", 25, 2**26) > 10_000
+    assert agree(pair, reader, device, "checked", 12, 2**26) > 3_000
 
 
 @pytest.mark.slow
@@ -64,12 +90,14 @@ def test_a_pair_composes(pair, reader, device):
 @pytest.mark.parametrize(("pair", "reader"), SOUND)
 def test_a_pair_composes_at_length(pair, reader, device, build):
     """The same on many, those at 32-bit boundaries included."""
-    assert agree(pair, reader, device, build, 600, DEFAULT_LIMIT_BYTES) > 100_000
+    # A GPU compiles a Triton kernel for each page layout.
+    count = 100 if reader == "bundled:triton" and device == "cuda" else 600
+    assert agree(pair, reader, device, build, count, DEFAULT_LIMIT_BYTES) > 50_000
 
 
-def found(pair, writer, reader, *, build="release", cases=300):
+def found(pair, writer, reader, *, mover="bundled:page", build="release", cases=300):
     """The finding that a search ends with; None if it ends without."""
-    with RoundTripChecker(pair, writer, reader, "host", build) as checker:
+    with RoundTripChecker(pair, writer, reader, "host", build, mover=mover) as checker:
         searched = Search(checker, seed=0, limit_bytes=2**26).run(cases=cases)
     assert searched.checked > 0
     assert not searched.not_run
@@ -91,12 +119,78 @@ FAULTY = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["copy-one-by-one", "copy-padding-is-page-zero"])
+def test_a_fault_in_between_is_found(name):
+    """Of a copy whose writer and reader are sound; the report shows all three."""
+    finding = found(f"{MLA}/{COPY}", "bundled:token", "bundled:page", mover=twin(name))
+    assert finding is not None
+    assert len(finding.trip.moves) == 1
+    assert finding.mover == twin(name)
+    assert "mover" in finding.text()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pages_are_copied_between_writer_and_reader(device):
+    """A cycle and a chain: rows hold what the pages held before; copied one by one they do not."""
+    writer = mla([0, 3, 7], kv_dtype=1)
+    trip = dequantised(writer, [[0], [1], [2]], [0, 3, 6, 9], [0, 0, 0])
+    trip = replace(trip, moves=(moved(writer, [(0, 1), (1, 0)]), moved(writer, [(1, 2)])))
+    for build in ("checked", "release"):
+        with RoundTripChecker(f"{MLA}/{DEQUANT}", device=device, build=build) as checker:
+            verdict = checker.check(trip)
+        assert verdict.clean, verdict.failures
+        assert verdict.launches == 2 * 4
+        assert verdict.checked[NAME] == 2 * 9 * 16
+    with RoundTripChecker(
+        f"{MLA}/{DEQUANT}", device=device, build="release", mover=twin("copy-one-by-one")
+    ) as checker:
+        verdict = checker.check(trip)
+    assert verdict.failures[0].key == ("rows", "dst", "holds another entry")
+    assert "a copy of page" in verdict.failures[0].details["means"]
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cuda_writer_and_a_triton_reader_work_on_one_memory(device, layout):
+    """Flat pages and tiled ones; a writer of other pages is found through the Triton reader."""
+    hinted = "cp_gather_indexer_k_quant_cache_hinted"
+    trip = indexed(hinted, [0, 17, 16], [0, 0, 0, 1, 1, 1], layout=layout)
+    pair, reader = f"{INDEXER}/{hinted}", "bundled:triton"
+    with RoundTripChecker(pair, "bundled:token", reader, device) as checker:
+        verdict = checker.check(trip)
+    assert verdict.clean, verdict.failures
+    assert verdict.checked[NAME] == 2 * 6 * 20
+    swapped = twin("indexer-write-scales-before-keys")
+    with RoundTripChecker(pair, swapped, reader, device, "release") as checker:
+        assert checker.check(trip).outcome is Outcome.FAILED
+
+
+def test_a_shared_place_is_not_seen():
+    """What a round trip cannot see, as is documented: a writer and a reader that both swap keys and
+    scales of full pages agree, although each of them fails with a sound other."""
+    reads = "cp_gather_indexer_k_quant_cache"
+    trip, pair = indexed(reads, [5 * token % 32 for token in range(32)]), f"{INDEXER}/{reads}"
+    writers = ("bundled:token", twin("indexer-write-scales-before-keys"))
+    readers = ("bundled:page", twin("indexer-scales-before-keys"))
+    part = indexed(reads, [0, 17, 16, 18])
+    seen = {}
+    for w, writer in enumerate(writers):
+        for r, reader in enumerate(readers):
+            with RoundTripChecker(pair, writer, reader, build="release") as checker:
+                seen[w, r] = [checker.check(one).outcome for one in (trip, part)]
+    clean, failed = Outcome.CLEAN, Outcome.FAILED
+    assert seen[0, 0] == [clean, clean]
+    assert seen[0, 1] == seen[1, 0] == [failed, failed]
+    assert seen[1, 1] == [clean, failed]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("pair", "writer", "reader"), FAULTY)
 def test_a_fault_in_either_is_found(pair, writer, reader):
     """Within 300 round trips, and minimised to a few tokens and requests."""
     finding = found(pair, writer, reader)
     assert finding is not None
-    assert finding.verdict.failures[0].key[0] in ("rows", "untouched")
+    assert finding.verdict.failures[0].key[0] in ("rows", "untouched", "death")
     assert finding.trip.writer.sizes["num_tokens"] <= 3
     assert finding.trip.gathers[0].case.sizes["num_requests"] <= 2
     assert len(finding.trip.gathers) == 1
@@ -198,7 +292,7 @@ def test_a_hostile_table_is_a_note_without_containment():
 @pytest.mark.parametrize(
     ("writer", "reader", "key"),
     [
-        (twin("mla-padding-is-page-zero"), "bundled:page", ("untouched", "writer.cache")),
+        (twin("mla-padding-is-page-zero"), "bundled:page", ("death", "SIGSEGV", "writer.cache")),
         ("bundled:token", "twin:table-pitch-from-width", ("rows", "dst", "is not written")),
     ],
 )

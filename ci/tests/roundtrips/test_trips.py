@@ -65,6 +65,13 @@ def corners(laid: LaidRoundTrip) -> dict[str, bool]:
         and (starts[0] > 0 or first.sizes["num_tokens"] > starts[-1]),
         "no terminal": not first.sizes["has_terminal"] and bool(claims),
         "a page of padding": -1 in table,
+        "a moved page is read": any(claim.origin != claim.page for claim in claims),
+        "pages on a cycle": any(
+            step.expectation.counters["pages_on_cycles"] for step in laid.writing[1:]
+        ),
+        "moves and padding": any(
+            -1 in move.case.values["pairs"].parameters["values"] for move in trip.moves
+        ),
         "column slice": first.sizes["num_requests"] > 1
         and first.sizes["table_row_stride"] > first.sizes["table_width"],
         "strided rows": any(
@@ -72,6 +79,10 @@ def corners(laid: LaidRoundTrip) -> dict[str, bool]:
             for case in readers
             for name, stride in case.sizes.items()
         ),
+        **{
+            f"page layout {layout}": w["page_layout"] == layout and bool(claims)
+            for layout in range(2 if "page_layout" in w else 0)
+        },
         **(_of_kinds(laid) if "kv_dtype" in w else {}),
         **(_flash(laid) if trip.writer.operation == FLASH else {}),
         **(_dequantised(laid) if first.operation == DEQUANT else {}),

@@ -6,9 +6,10 @@ import struct
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.oracles.round_trip import Gather, RoundTrip
+from pagefuzz.oracles.round_trip import Gather, Move, RoundTrip
 
 MLA, FLASH = "concat_and_cache_mla", "reshape_and_cache_flash"
+INDEXER, MOVER = "indexer_k_quant_and_cache", "copy_blocks"
 COPY, DEQUANT = "cp_gather_cache", "gather_and_maybe_dequant_cache"
 
 
@@ -118,3 +119,78 @@ def dequantised(
     }
     values = {**read["values"], "scale": Values.literal(bits(scale))}
     return RoundTrip(writer, (Gather(Case(DEQUANT, {**read["sizes"], **own}, values), "cache"),))
+
+
+def moved(
+    writer: Case, pairs: list[tuple[int, int]], *, cache: str = "cache", **sizes: int
+) -> Move:
+    """Whole pages of an MLA cache, copied by (from, to)."""
+    w = writer.sizes
+    entry = (w["kv_c_elements"] + w["k_pe_elements"]) * (
+        1 if w["kv_dtype"] else Dtype(w["input_dtype"]).size_bytes
+    )
+    own = {
+        "num_pairs": len(pairs),
+        "num_layers": 1,
+        "num_pages": w["num_pages"],
+        "layer_stride_bytes": 0,
+        "page_stride_bytes": w["page_stride_bytes"],
+        "page_bytes": (w["page_size_tokens"] - 1) * w["slot_stride_bytes"] + entry,
+        "element_bytes": 1,
+    }
+    values = {
+        "pairs": Values.literal(*(page for pair in pairs for page in pair)),
+        "scratch": Values.literal(),
+    }
+    return Move(Case(MOVER, {**own, **sizes}, values), cache)
+
+
+def indexed(
+    reader: str, slots: list[int], hints: list[int] | None = None, *, layout: int = 0
+) -> RoundTrip:
+    """Tokens to pages of 16, of 16 keys and one scale each; every page a request, from its first
+    token on to the third."""
+    page = 16 * 20
+    writer = Case(
+        INDEXER,
+        {
+            "num_tokens": len(slots),
+            "k_rows": len(slots),
+            "k_row_stride_bytes": 32,
+            "page_size_tokens": 16,
+            "num_pages": 2,
+            "page_stride_bytes": page,
+            "head_dim": 16,
+            "quant_block": 16,
+            "page_layout": layout,
+            "scale_kind": 0,
+        },
+        {"slot_mapping": Values.literal(*slots)},
+        seed=1,
+    )
+    values = {"block_table": Values.literal(1, 0), "starts": Values.literal(0, 3, 6)}
+    if hints is not None:
+        values["token_to_seq"] = Values.literal(*hints)
+    case = Case(
+        reader,
+        {
+            "num_requests": 2,
+            "num_tokens": 6,
+            "page_size_tokens": 16,
+            "num_pages": 2,
+            "table_width": 1,
+            "table_row_stride": 1,
+            "page_stride_bytes": page,
+            "dst_k_rows": 6,
+            "dst_k_row_stride_bytes": 16,
+            "dst_scale_rows": 6,
+            "dst_scale_row_stride_bytes": 4,
+            "head_dim": 16,
+            "quant_block": 16,
+            "page_layout": layout,
+            "has_terminal": 1,
+        },
+        values,
+        seed=1,
+    )
+    return RoundTrip(writer, (Gather(case, "cache"),))
