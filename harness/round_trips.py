@@ -16,11 +16,12 @@ from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
 from pagefuzz.harness.memory.cuda import CudaArena
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
 from pagefuzz.harness.running import Answer, Assignment, Injection
 from pagefuzz.harness.subjects import Subject
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
-from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.client import worker_for
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
@@ -82,7 +83,9 @@ class RoundTripRunner:
         self._writer, self._reader = _loaded(assignment.writer), _loaded(assignment.reader)
         asan = "asan" in self._writer.flags
         self._arena: Arena = (
-            HostArena(poisons=asan) if driver is None else CudaArena(driver, self._writer.scan)
+            HostArena(poisons=asan)
+            if driver is None
+            else CudaArena(driver, self._writer.scan, assignment.writer.gpu_memory_bytes)
         )
 
     def parse(self, data: object) -> RoundTrip:
@@ -150,6 +153,10 @@ class RoundTripRunner:
             launches.append(RoundTripLaunch(tuple(steps), memory))
         return launches
 
+    def memory(self) -> MemoryUse:
+        """What this process holds now."""
+        return MemoryUse.of(self._arena)
+
     def close(self) -> None:
         """An orderly end: writes the counters of a coverage build."""
         for subject in (self._writer, self._reader):
@@ -189,6 +196,8 @@ class RoundTripChecker:
         build: str = "checked",
         *,
         timeout_s: float = TIMEOUT_S,
+        isolate: bool = True,
+        gpu_memory_bytes: int | None = None,
     ) -> None:
         """Builds both subjects.
 
@@ -196,6 +205,7 @@ class RoundTripChecker:
         writer, reader  subjects, as `pagefuzz list` shows them, or "twin:<path of a .toml file>"
         device          "host", "cuda" or "auto"
         build           build flags, separated by commas; not asan
+        isolate, gpu_memory_bytes  as of a `Checker`
 
         Raises `CannotCheckError` as a `Checker` does.
         """
@@ -209,16 +219,16 @@ class RoundTripChecker:
             raise CannotCheckError("round trips have no AddressSanitizer build; try checked")
         self.build = spec.text
         assignment = RoundTripAssignment(
-            self._assign(self.writer, spec), self._assign(self.reader, spec)
+            self._assign(self.writer, spec, gpu_memory_bytes),
+            self._assign(self.reader, spec, gpu_memory_bytes),
         )
         about = {"pair": pair, "device": self.backend, "build": self.build}
-        self._worker: Worker = Worker(
-            assignment,
-            timeout_s=timeout_s,
-            journal=Journal(new_path(cache_folder().parent / "journals"), **about),
-        )
+        journal = Journal(new_path(cache_folder().parent / "journals"), **about)
+        self._worker = worker_for(assignment, isolate=isolate, timeout_s=timeout_s, journal=journal)
 
-    def _assign(self, subject: Subject, spec: BuildSpec) -> Assignment:
+    def _assign(
+        self, subject: Subject, spec: BuildSpec, gpu_memory_bytes: int | None
+    ) -> Assignment:
         subjects.check_binding(registry.operation(subject.operation), subject.source)
         return Assignment(
             operation=subject.operation,
@@ -228,6 +238,7 @@ class RoundTripChecker:
             backend=self.backend,
             build=self.build,
             promises_containment=subject.promises_containment,
+            gpu_memory_bytes=gpu_memory_bytes,
         )
 
     @property

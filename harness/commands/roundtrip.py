@@ -46,13 +46,24 @@ def roundtrip(options: argparse.Namespace) -> int:
     return 1 if 1 in codes else max(codes)
 
 
+def _checker(unit: _Unit, device: str, build: str, options: argparse.Namespace) -> RoundTripChecker:
+    return RoundTripChecker(
+        unit.pair,
+        unit.writer,
+        unit.reader,
+        device,
+        build,
+        isolate=options.isolate,
+        gpu_memory_bytes=options.gpu_memory,
+    )
+
+
 def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
     cases, time_s = options.cases, options.time
     if cases is None and time_s is None:
         cases = CASES
-    with RoundTripChecker(
-        unit.pair, unit.writer, unit.reader, options.device or "auto", options.build or "checked"
-    ) as checker:
+    device, build = options.device or "auto", options.build or "checked"
+    with _checker(unit, device, build, options) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
     what = f"{seen.trips:,} round trips, {seen.checked:,} bytes of rows"
@@ -82,7 +93,7 @@ def _again(options: argparse.Namespace) -> int:
     ):
         device = options.device or known.get("backend", "auto")
         build = options.build or known.get("build", "checked")
-        with RoundTripChecker(unit.pair, unit.writer, unit.reader, device, build) as checker:
+        with _checker(unit, device, build, options) as checker:
             verdict = checker.check(trip)
             where = f"{unit} · {checker.backend} · {checker.build} build"
             if verdict.outcome is Outcome.NOT_RUN:
