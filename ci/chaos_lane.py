@@ -79,7 +79,7 @@ KINDS: Mapping[str, Kind] = {
     "a process left behind": Kind(117, CLEAN),
     "worker killed by others": Kind(1, CLEAN),
     "fork server killed by others": Kind(1, CLEAN),
-    "more than the address space": Kind(1, NOT_RUN),
+    "more than there is": Kind(1, NOT_RUN),
     "no memory left for the worker": Kind(1, NOT_RUN),
     "full disk for the running case": Kind(1, NOT_CHECKED),
     "full disk for failing cases": Kind(101, DEATH),
@@ -284,15 +284,15 @@ class Lane:
             self._checker.restart()
             self._checker.start()
             _limit_address_space(self._checker.worker_pid, 2**26)
-        elif kind == "no memory left for the launch":
+        elif kind in ("no memory left for the launch", "more than there is"):
             _limit_address_space(pid, 2**40)
         if kind == "full disk for the running case":
             with _file_limit(Path(self._job.running), 10):
                 yield
             return
         yield
-        if kind == "no memory left for the worker":
-            self._checker.restart()
+        if kind in ("no memory left for the worker", "more than there is"):
+            self._checker.restart()  # it lives on
 
 
 def _word(verdict: Verdict) -> str:
@@ -307,8 +307,8 @@ def case_of(number: int, kind: str) -> Case:
         deadly = json.loads(DEADLY_TWIN.with_suffix(".json").read_text())["case"]
         return Case.from_json({**deadly, "seed": number})
     sizes = {}
-    if kind == "more than the address space":
-        sizes = {"num_tokens": 2**20, "dst_rows": 2**20, "dst_row_stride_bytes": 2**40}
+    if kind == "more than there is":
+        sizes = {"num_tokens": 2**20, "dst_rows": 2**20, "dst_row_stride_bytes": 2**21}
     num_pages = KINDS[kind].num_pages if kind != HARMLESS else 1
     case = misbehaving_case(num_pages, number, **sizes)
     if kind == "stray write":  # into a red zone

@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, change: Any, said: str | None) ->
     supervisor.kinds = {
         1: HARMLESS,
         2: "SIGSEGV",
-        3: "more than the address space",
+        3: "more than there is",
         4: "lane killed",
     }
     supervisor.answers = [
