@@ -273,7 +273,7 @@ def test_refused_case_is_silent(refused_case: Case, bench: MakeBench) -> None:
     verdict = judge(bench(refused_case).run())
     assert verdict.clean
     assert verdict.case_class is CaseClass.REFUSED
-    assert verdict.checked == {"death": 2, "refusal": 2}
+    assert verdict.checked == {"death": 2, "hang": 2, "refusal": 2}
 
 
 def test_accepted_what_must_be_refused(refused_case: Case, bench: MakeBench) -> None:
