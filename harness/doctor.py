@@ -33,7 +33,7 @@ LAYERS = (
     Layer("whole-buffer byte diff", "writes to any forbidden byte", (HOST, CUDA)),
     Layer("red zones", "writes just outside a buffer", (HOST, CUDA)),
     Layer("two fills", "forbidden reads that reach output", (HOST, CUDA)),
-    Layer("related launches", "output that follows page ids, places", (HOST, CUDA)),
+    Layer("related launches", "output that follows page ids", (HOST, CUDA)),
     Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
     Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
     Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),

@@ -30,13 +30,14 @@ from typing import ClassVar
 import numpy as np
 
 from pagefuzz.oracles import index_values
-from pagefuzz.oracles.case import Case, CaseError, Placement, Values
+from pagefuzz.oracles.case import Case, CaseError, Values
 from pagefuzz.oracles.expectation import Footprint, Refusal
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import BufferRole, Dtype, Image, Plan, PlannedBuffer, Role
 from pagefuzz.oracles.operation import Operation
 from pagefuzz.oracles.pages import Pages as Pages
 from pagefuzz.oracles.pages import look_up
+from pagefuzz.oracles.planning import MAX_MEMORY_BYTES, MAX_PAYLOAD_BYTES, planned_buffers
 from pagefuzz.oracles.refusals import (
     Found,
     check_dtype,
@@ -48,15 +49,6 @@ from pagefuzz.oracles.refusals import (
     is_absent,
 )
 from pagefuzz.oracles.rows import Int64s, RowMap, map_rows
-
-#: Memory of one case above this is not laid out.
-MAX_MEMORY_BYTES = 2**42
-
-#: Mapped rows with more bytes than this are not compared: they would have to be held in memory.
-MAX_PAYLOAD_BYTES = 2**32
-
-#: Memory of a buffer whose sizes cannot be laid out: only a refused case has one.
-_CLAMPED_BYTES = 2**20
 
 _COUNT = range(2**31)
 
@@ -195,38 +187,7 @@ class GatherOperation(Operation):
             **self.payload_types(laid),
             **self._index_buffers(),
         }
-        overrides = case.overrides
-        too_large = sum(required.values()) > MAX_MEMORY_BYTES
-        buffers = {}
-        for role in self.buffers:
-            name = role.name
-            absent = role.optional and name not in case.values
-            needed = 0 if absent else required[name]
-            placement = Placement() if absent else case.placement(name)
-            told = min(needed + placement.slack_bytes, 2**63 - 1)
-            is_null = absent
-            if overrides:
-                told = overrides.get(f"{name}.extent_bytes", told)
-                if (data := overrides.get(f"{name}.data")) is not None:
-                    if data != 0:
-                        raise CaseError(f"overrides.{name}.data={data} must be 0, a null pointer")
-                    is_null = True
-            dtype, rank = types[name]
-            buffers[name] = PlannedBuffer(
-                name=name,
-                role=role.role,
-                required_bytes=needed if sound and not too_large else min(needed, _CLAMPED_BYTES),
-                extent_bytes=told,
-                dtype=overrides.get(f"{name}.dtype", int(dtype)),
-                rank=overrides.get(f"{name}.rank", rank),
-                placement=placement,
-                is_null=is_null,
-                image=Image.empty(),
-            )
-        for name, buffer in buffers.items():
-            if buffer.placement.over is not None:
-                _check_over(buffers, name)
-        return buffers
+        return planned_buffers(case, self.buffers, required, types, sound=sound)
 
     def _check_memory(self, plan: Plan) -> None:
         """What the launcher is told of a case that it must accept has to be true."""
@@ -443,18 +404,3 @@ def _map(sizes: Mapping[str, int], starts: Int64s, seq_starts: Int64s | None) ->
         num_tokens=sizes["num_tokens"],
         page_size_tokens=sizes["page_size_tokens"],
     )
-
-
-def _check_over(buffers: Mapping[str, PlannedBuffer], name: str) -> None:
-    placement = buffers[name].placement
-    assert placement.over is not None
-    root, offset_bytes = placement.over
-    what = f"placements.{name}.over"
-    if root not in buffers or root == name:
-        raise CaseError(f"{what} names {root!r}, it must name another buffer of the operation")
-    if buffers[root].placement.over is not None or buffers[root].memory_bytes == 0:
-        raise CaseError(f"{what} names {root!r}, which has no memory of its own")
-    if not 0 <= offset_bytes <= buffers[root].memory_bytes:
-        raise CaseError(f"{what} offset {offset_bytes} must lie in {root}'s memory")
-    if placement.offset_bytes or placement.before_bytes or placement.after_bytes:
-        raise CaseError(f"{what}: such a buffer has no offset, no workspace of its own")

@@ -19,6 +19,10 @@ from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, Case, Placement
 Bytes = npt.NDArray[np.uint8]
 
 
+#: No operation asks for more: the counters are elements of 8 bytes.
+MOST_ALIGNMENT_BYTES = 8
+
+
 class Dtype(IntEnum):
     """Element types, with the codes of `enum pf_dtype` in the C ABI."""
 
@@ -120,6 +124,7 @@ class PlannedBuffer:
     is_null         a null pointer is passed
     image           explicit contents; every other byte is payload or poison (`contents`)
     payload_origin_bytes  where in the case's payload stream that of this buffer begins
+    alignment_bytes  of the base, if it must be more than `required_bytes` is a multiple of
     host            as in `BufferRole`
     """
 
@@ -133,6 +138,7 @@ class PlannedBuffer:
     is_null: bool
     image: Image
     payload_origin_bytes: int = 0
+    alignment_bytes: int = 1
     host: bool = False
 
     @property
@@ -148,13 +154,15 @@ class PlannedBuffer:
 
         Beside a guard it follows from the size: what lies there, workspace included, ends (begins)
         less than one element from the guard, or less than 16 bytes where a misalignment is asked
-        for. Whatever is required is a multiple of the element, which has 8 bytes at most.
+        for. Whatever is required is a multiple of the element, unless `alignment_bytes` says more.
         """
         wanted = self.placement.offset_bytes
         if self.placement.guard == "none":
             return wanted
-        lowest_bit = self.required_bytes & -self.required_bytes
-        step = 16 if wanted else min(lowest_bit or 8, 8)
+        lowest_bit = self.required_bytes & -self.required_bytes or MOST_ALIGNMENT_BYTES
+        step = max(min(lowest_bit, MOST_ALIGNMENT_BYTES), self.alignment_bytes)
+        if wanted:
+            step = 16
         if self.placement.guard == "start":
             near = self.placement.before_bytes
             return (near + (wanted - near) % step) % BASE_ALIGNMENT_BYTES

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from pagefuzz.oracles.case import Case, CaseError, Placement
-from pagefuzz.oracles.layout import BufferRole, Image, Plan, PlannedBuffer, Role
+from pagefuzz.oracles.layout import (
+    MOST_ALIGNMENT_BYTES,
+    BufferRole,
+    Image,
+    Plan,
+    PlannedBuffer,
+    Role,
+)
 
 #: Memory of one case above this is not laid out.
 MAX_MEMORY_BYTES = 2**42
@@ -28,18 +36,21 @@ def planned_buffers(
     types: Mapping[str, tuple[int, int]],
     *,
     sound: bool,
+    alignments: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, PlannedBuffer]:
     """Every buffer, without its image.
 
     required  bytes by buffer, optional ones as if present
     types     (dtype, rank) by buffer
     sound     whether `required` follows from the sizes as they are; otherwise memory is kept small
+    alignments  of bases, in bytes, where `required` may be no multiple of that
     An optional buffer is absent if the case holds no values for it.
     """
     overrides = case.overrides
     too_large = sum(required.values()) > MAX_MEMORY_BYTES
     buffers: dict[str, PlannedBuffer] = {}
     sources = [role.name for role in roles if role.role.holds_payload]
+    lenders = {one.over[0] for one in case.placements.values() if one.over is not None}
     for role in roles:
         name = role.name
         absent = role.optional and name not in case.values
@@ -65,6 +76,10 @@ def planned_buffers(
                 sources.index(name) * PAYLOAD_STEP_BYTES if name in sources else 0
             ),
             host=role.host,
+            # What is wrong with a case that must be refused is never where its memory lies.
+            alignment_bytes=(
+                MOST_ALIGNMENT_BYTES if not sound or name in lenders else alignments.get(name, 1)
+            ),
         )
     for name, buffer in buffers.items():
         if buffer.placement.over is not None:

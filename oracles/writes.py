@@ -180,7 +180,10 @@ class WriteOperation(WriteText):
         types = {**self.types(laid), "slot_mapping": (Dtype.I64, 1), "counts": (Dtype.I64, 1)}
         required = self.required(laid)
         sound = laid == dict(case.sizes)
-        buffers = planned_buffers(case, self.buffers, required, types, sound=sound)
+        alignments = {cells.name: cells.element_bytes for cells in self.caches(laid)}
+        buffers = planned_buffers(
+            case, self.buffers, required, types, sound=sound, alignments=alignments
+        )
         arguments = {name: case.overrides.get(name, case.sizes[name]) for name in self.sizes}
         plan = Plan(case, arguments, buffers)
         refused = bool(self.refusals(plan))

@@ -67,19 +67,17 @@ def related_for(operation: str) -> list[Case]:
     """For each relation of an operation the smallest reported case that it applies to, so that a
     short campaign has something to compare. Without those that apply to no reported case."""
     judged = oracles.operation(operation)
-    cases = sorted(examples_for(operation).values(), key=_tokens)
-    laid = [
-        (case, plan, judged.expect(plan))
-        for case in cases
-        if _tokens(case) <= _MOST_RELATED_TOKENS
-        for plan in [judged.plan(case)]
-    ]
+    left = relations_of(judged)
     found = []
-    for name, relation in relations_of(judged).items():
-        for case, plan, expectation in laid:
+    for case in sorted(examples_for(operation).values(), key=_tokens):
+        if not left or _tokens(case) > _MOST_RELATED_TOKENS:
+            break
+        plan = judged.plan(case)
+        expectation = judged.expect(plan)
+        for name, relation in list(left.items()):
             if relation.related(judged, plan, expectation) is not None:
                 found.append(replace(case, relations=(name,)))
-                break
+                del left[name]
     return found
 
 

@@ -7,10 +7,11 @@ A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json
     release   the same in a release build
     also      optional: others that must see it in a release build
     fuzz      optional: what a campaign from nothing comes to
-                judgement   instead of the one of the checked build
+                judgement   instead of the one of the checked build; a list if it depends on what
+                            is drawn first
                 most        of requests, tokens or pairs in the minimised case; 2 if it is not given
                             (most_requests, most_tokens: the same)
-                why         no smaller case can show it
+                why         it is not what it is by default
                 fast        true: in the fast tier too
     reported  optional: names of reported cases on which it fails
     unshown   optional: names of reported cases on which it does not
@@ -46,6 +47,12 @@ def twin(name: str) -> str:
     """As a subject."""
     path = TWINS / f"{name}.toml"
     return f"twin:{path if path.exists() else KERNELS / 'twins' / path.name}"
+
+
+def judgements_of(name: str) -> list[str]:
+    """Those of which one must name what a campaign finds."""
+    wanted = planted(name).get("fuzz", {}).get("judgement", planted(name)["checked"])
+    return [wanted] if isinstance(wanted, str) else list(wanted)
 
 
 def most_work(name: str) -> int:

@@ -69,21 +69,22 @@ def strategy(job: Job) -> SearchStrategy[Case]:
 
 
 def reported(job: Job) -> Sequence[Case]:
-    """Cases that are run before any is drawn, by the first shard of a unit: the reported ones,
-    hostile ones only where hostile cases are drawn, every lie about one of them, and one of them
-    for each relation."""
+    """Cases that are run before any is drawn, by the first shard of a unit: a reported one for
+    each relation, then all of them, hostile ones only where hostile cases are drawn, and every lie
+    about one of them."""
     from pagefuzz.oracles import registry
     from pagefuzz.strategies.reported import examples_for, lies_for, related_for
 
     unit = job.shard.unit
     cases = tuple(examples_for(unit.operation).values())
-    more = [*lies_for(unit.operation), *related_for(unit.operation)]
+    related, lies = related_for(unit.operation), lies_for(unit.operation)
     if unit.hostile:
-        return [*cases, *more]
+        return [*related, *cases, *lies]
     operation = registry.operation(unit.operation)
     classes = [operation.expect(operation.plan(case)).case_class for case in cases]
-    return more + [
+    sound = [
         case
         for case, case_class in zip(cases, classes, strict=True)
         if case_class is not CaseClass.HOSTILE
     ]
+    return [*related, *sound, *lies]

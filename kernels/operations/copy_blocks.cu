@@ -149,7 +149,7 @@ int make_moves(const Args& a, const pf::MoveOrder& order, pf_message* message) {
   const pf::PageCopy<Pages> copy = copy_of(a, false, message);
   size_t begin = 0;
   for (const size_t end : order.wave_ends) {
-    if (status == PF_OK) status = copy.make(&order.waves[begin], &order.waves[begin] + (end - begin), 0, a.num_layers);
+    if (status == PF_OK) status = copy.make(order.waves.data() + begin, order.waves.data() + end, 0, a.num_layers);
     begin = end;
   }
   if (order.cycles.empty()) return status;

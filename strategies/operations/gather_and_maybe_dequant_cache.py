@@ -380,7 +380,7 @@ def _nan_expected(plan: Plan, expectation: Expectation) -> bool:
 
 
 def _all_codes(kind: int) -> _Corner:
-    """Every one of the 256 codes is read in one launch."""
+    """Every one of the 256 codes is read in one launch, by its first rows."""
 
     def holds(plan: Plan, expectation: Expectation) -> bool:
         if plan.arguments["kv_dtype"] != kind or not _writes(expectation):
@@ -391,7 +391,7 @@ def _all_codes(kind: int) -> _Corner:
         pages = found.pages(plan, rows)
         page_stride, slot_stride, _ = found.effective_strides(plan.arguments)
         at = pages.page_id[rows.page] * page_stride + rows.slot * slot_stride
-        entries = found.entries_at(plan, np.unique(at[pages.valid[rows.page]]))
+        entries = found.entries_at(plan, np.unique(at[pages.valid[rows.page]])[:64])
         return np.unique(entries).size == 256
 
     return holds

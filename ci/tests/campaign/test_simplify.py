@@ -102,3 +102,11 @@ def test_an_override_over_another_buffer_is_dropped():
     """A buffer that lies over another one is placed plainly if that is enough."""
     case = replace(MANY, placements={"dst": Placement(over=("src", 8))})
     assert simplify(case, lambda c: c.sizes["page"] >= 1).placements == {}
+
+
+def test_a_relation_stays_only_if_it_is_needed() -> None:
+    """A fault that one relation shows keeps that one; any other loses both."""
+    case = replace(MANY, relations=("renaming", "widening"))
+    needed = simplify(case, lambda one: "widening" in one.relations)
+    assert needed.relations == ("widening",)
+    assert simplify(case, lambda one: one.sizes["page"] == 16).relations == ()

@@ -9,6 +9,7 @@ import pytest
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.oracles.registry import concerned, operation
+from pagefuzz.oracles.relation import relations_of
 from pagefuzz.oracles.verdict import CaseClass, Outcome
 from pagefuzz.strategies.registry import shapes_for
 from pagefuzz.strategies.reported import examples_for, lies_for
@@ -29,7 +30,7 @@ def test_one_compilation_serves_all_shapes() -> None:
             assert verdict.checked["recompile"] > 80
             looked = set(verdict.checked)
             missing = set(concerned(operation(OPERATION), FLAGS)) - looked
-            assert missing <= {"counts"}
+            assert missing <= {"counts", *relations_of(operation(OPERATION))}  # not asked for
         assert checker.deaths == 0
 
 

@@ -25,7 +25,8 @@ def test_equal_backends_are_reported_with_what_was_compared(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(path.read_text())
     assert report["cases_compared"] == 12
-    assert report["launches"] == 48
+    # Two of each case on both backends, and one more where a relation applies.
+    assert report["launches"] in range(48, 48 + 2 * 12 + 1, 2)
     assert report["bytes_compared"] > 0
     assert report["seed"] == 1
     assert not report["differences"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from ci.tests.planted import NAMES, TWINS, case_of, most_work, planted, twin, work_of
+from ci.tests.planted import NAMES, TWINS, case_of, judgements_of, most_work, planted, twin, work_of
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.findings import load_finding
@@ -37,8 +37,7 @@ def test_a_campaign_finds_it(name, cli, tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     (path,) = (tmp_path / "out" / "findings").glob("*.json")
     finding = load_finding(path)
-    wanted = planted(name).get("fuzz", {}).get("judgement", planted(name)["checked"])
-    assert finding.failure.judgement == wanted, finding.text()
+    assert finding.failure.judgement in judgements_of(name), finding.text()
     assert work_of(finding.case) <= most_work(name), finding.text()
     assert finding.repeats == finding.runs > 0
 

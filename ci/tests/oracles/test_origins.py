@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,13 @@ def wanted(drawn: Drawn, buffer: str) -> bool:
     )
 
 
-def _put(root: str, to: int, values: bytes, after: Mapping[str, Any]) -> None:
-    after[root].put(to, values)
+def copied(drawn: Drawn, buffer: str, other: int) -> Callable[[Mapping[str, Any]], None]:
+    """Puts what belongs in another run of the buffer into its first."""
+    expected = drawn.expectation.expected[buffer]
+    root, begin = drawn.plan.base(buffer)
+    return lambda after: after[root].put(
+        int(expected.offsets[0]) + begin, expected.values[other].tobytes()
+    )
 
 
 @pytest.mark.parametrize(("name", "buffer"), PLACES)
@@ -55,15 +59,12 @@ def test_a_run_of_another_names_it(bench: MakeBench, name: str, buffer: str) -> 
     operation = registry.operation(name)
     strategy = cases_for(name, hostile=False, refused=False)
     told = certain = 0
-    for drawn in drawn_from(strategy, 40, 11, name):
+    for drawn in drawn_from(strategy, 60, 11, name):
         if not wanted(drawn, buffer):
             continue
         made, expected = bench(drawn.case), drawn.expectation.expected[buffer]
         other = int(np.flatnonzero((expected.values != expected.values[0]).any(axis=1))[0])
-        root, begin = drawn.plan.base(buffer)
-        values = expected.values[other].tobytes()
-        to = int(expected.offsets[0]) + begin
-        verdict = judge(made.run(partial(_put, root, to, values)))
+        verdict = judge(made.run(copied(drawn, buffer, other)))
         failure = next(f for f in verdict.failures if f.judgement == "output")
         mapping = operation.mapping(drawn.plan, buffer, int(expected.offsets[other]))
         assert mapping is not None
@@ -72,7 +73,7 @@ def test_a_run_of_another_names_it(bench: MakeBench, name: str, buffer: str) -> 
         source = mapping.split(" -> ")[0 if is_write else -1].split(";")[0]
         origin = failure.details["means"].partition("it holds ")[2]
         first = int(np.flatnonzero(expected.values[0] != expected.values[other])[0])
-        if len(values) - first >= CERTAIN_BYTES:
+        if expected.values.shape[1] - first >= CERTAIN_BYTES:
             certain += 1
             assert origin, failure
         if origin:

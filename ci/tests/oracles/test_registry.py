@@ -42,15 +42,19 @@ def test_judgements_say_what_they_are(name: str) -> None:
 
 
 #: Judgement -> (the operations to which it applies not, why).
+WRITERS = {
+    "concat_and_cache_mla",
+    "concat_and_cache_ds_mla",
+    "indexer_k_quant_and_cache",
+    "reshape_and_cache_flash",
+}
+COPIES = {"copy_blocks", "swap_blocks"}
+#: Judgement -> operations whose cases give it nothing, and why.
 NOTHING_TO_EXAMINE = {
-    "splitting": (
-        {"concat_and_cache_mla", "reshape_and_cache_flash"},
-        "tokens of writers belong to no request",
-    ),
-    "widening": (
-        {"concat_and_cache_mla", "reshape_and_cache_flash"},
-        "writers take slots, not a block table",
-    ),
+    "splitting": (WRITERS | COPIES, "tokens and pairs belong to no request"),
+    "widening": (WRITERS | COPIES, "slots and pairs, not a block table"),
+    "renaming": (COPIES, "pairs name pages on both sides, and order matters"),
+    "recompile": (set(operations()), "CUDA sources are compiled ahead of all launches"),
 }
 
 

@@ -58,14 +58,14 @@ def test_every_corner_is_reached() -> None:
 
 
 def test_corners_of_hints_are_reached() -> None:
-    """250 cases: those that a hint is about, and every class."""
-    missing = unreached(250)
+    """400 cases: those that a hint is about, and every class."""
+    missing = unreached(400)
     assert not [name for name in missing if "hint" in name or name.startswith("class")]
 
 
 def test_launches_have_few_rows() -> None:
     """A row costs a millisecond or two to interpret, twice."""
-    rows = sorted(plan.arguments["num_tokens"] for _, plan, e in drawn(250) if not e.refusals)
+    rows = sorted(plan.arguments["num_tokens"] for _, plan, e in drawn(400) if not e.refusals)
     assert rows[len(rows) // 2] <= 12
     assert rows[len(rows) * 9 // 10] <= 24
     assert rows[-1] <= 100
@@ -75,7 +75,7 @@ def test_overflow_scale_is_reached_with_few_rows() -> None:
     """By pages, strides of rows and of the table, and columns."""
     large = {
         name
-        for _, plan, e in drawn(250)
+        for _, plan, e in drawn(400)
         for name, buffer in plan.buffers.items()
         if e.case_class is CaseClass.IN_CONTRACT and buffer.required_bytes > 2**31
     }
@@ -85,7 +85,7 @@ def test_overflow_scale_is_reached_with_few_rows() -> None:
 
 def test_hints_in_contract_are_of_uncovered_rows() -> None:
     """Where a case is not to be hostile, no covered row is misled."""
-    for case, plan, expectation in drawn(250):
+    for case, plan, expectation in drawn(400):
         if expectation.case_class is CaseClass.HOSTILE:
             continue
         assert not any("token_to_seq" in sentence for sentence in expectation.hostile)
@@ -96,7 +96,7 @@ def test_hints_in_contract_are_of_uncovered_rows() -> None:
 
 def test_required_bytes_agree_with_the_oracle() -> None:
     """What the lies believe a buffer needs is what the plan laid out."""
-    for case, plan, expectation in drawn(250):
+    for case, plan, expectation in drawn(400):
         if expectation.case_class is not CaseClass.REFUSED:
             needed = {name: buffer.required_bytes for name, buffer in plan.buffers.items()}
             assert required_bytes(case) == needed
@@ -105,7 +105,7 @@ def test_required_bytes_agree_with_the_oracle() -> None:
 def test_every_lie_is_refused_for_its_reason() -> None:
     """Each lie about a sound case is seen through; hints are among what is lied about."""
     sound = [
-        c for c, _, e in drawn(250) if e.case_class is CaseClass.IN_CONTRACT and not c.overrides
+        c for c, _, e in drawn(400) if e.case_class is CaseClass.IN_CONTRACT and not c.overrides
     ]
     told_of_hints = 0
     for case in sound[:5]:
