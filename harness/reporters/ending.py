@@ -124,9 +124,10 @@ def _memory(result: Result) -> list[str]:
         return []
     sizes = (held.arena_bytes, held.address_bytes, held.resident_bytes)
     arena, space, process = (amount(size, "bytes") for size in sizes)
-    kind = "device" if result.backend == "cuda" else "host"
-    text = f"{arena} of the {kind} for buffers, in {space} of address space; {process} resident"
-    return [f"memory of a worker, at most: {text}"]
+    of_gpu = " of the GPU" if result.backend == "cuda" else ""
+    return [
+        f"memory at most: buffers {arena}{of_gpu} in {space} of addresses, worker {process}",
+    ]
 
 
 def _throughput(result: Result) -> str:

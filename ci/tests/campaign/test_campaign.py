@@ -86,8 +86,9 @@ def test_the_most_that_a_worker_held_is_known(run_campaign):
     assert (held.address_bytes, held.arena_bytes) == (2**40, 2**20)
     assert held.resident_bytes == 2**28 + 1000
     text = ending(ran.result, {})
-    said = "1.0 MB of the host for buffers, in 1.1 TB of address space; 268.4 MB resident"
-    assert f"memory of a worker, at most: {said}" in text
+    assert "memory at most: buffers 1.0 MB in 1.1 TB of addresses, worker 268.4 MB" in text
+    ran.result.backend = "cuda"
+    assert "buffers 1.0 MB of the GPU in 1.1 TB" in ending(ran.result, {})
 
 
 def test_a_torn_line_of_the_journal_spoils_nothing(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from ci.chaos_lane import compile_misbehaving as compile_into
 from ci.chaos_lane import misbehaving_assignment
 
 from pagefuzz.harness.running import Assignment
+from pagefuzz.harness.workers.client import Worker
 
 Compile = Callable[..., Path]
 
@@ -28,3 +29,10 @@ def misbehaving(compile_misbehaving: Compile) -> Path:
 @pytest.fixture
 def assignment(misbehaving: Path) -> Assignment:
     return misbehaving_assignment(misbehaving)
+
+
+@pytest.fixture
+def worker(assignment: Assignment) -> Iterator[Worker]:
+    made = Worker(assignment, timeout_s=30)
+    yield made
+    made.close()
