@@ -14,6 +14,7 @@ from __future__ import annotations
 import platform
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,8 +24,9 @@ from pagefuzz.harness.build import BuildSpec, cache_folder, compiler
 from pagefuzz.harness.build import build as build_object
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Assignment, FixedBytes, Injection
-from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.client import worker_for
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import judging, registry
 from pagefuzz.oracles.case import Case
@@ -65,6 +67,8 @@ class Checker:
         *,
         timeout_s: float = TIMEOUT_S,
         journal: Path | None = None,
+        isolate: bool = True,
+        gpu_memory_bytes: int | None = None,
     ) -> None:
         """Builds the subject.
 
@@ -75,6 +79,10 @@ class Checker:
         timeout_s  after which a launch counts as a hang
         journal    file that holds the running case, so that it survives the death of this process;
                    one in the cache's folder `journals` by default, removed by `close`
+        isolate    whether launches have a worker process; else they happen in this one, which
+                   dies of what a worker would die of, and ends if one hangs
+        gpu_memory_bytes  that a GPU's buffers may take; a case that needs more is not run. None:
+                   what is free
 
         Raises `CannotCheckError`: an unknown name, no GPU, no compiler, a kernel that does not
         compile, or an operation whose arguments do not match its kernel's.
@@ -85,11 +93,18 @@ class Checker:
         self.backend = resolve_device(device)
         spec = BuildSpec.parse(self.backend, build)
         self.build = spec.text
-        self._assignment = assignment_of(self.subject, spec)
+        if "asan" in spec.flags and not isolate:
+            raise CannotCheckError(
+                "an AddressSanitizer build needs a process of its own; leave --no-isolate out"
+            )
+        self._assignment = replace(
+            assignment_of(self.subject, spec), gpu_memory_bytes=gpu_memory_bytes
+        )
         self.flags = self._assignment.flags
         about = {"subject": subject, "device": self.backend, "build": self.build}
-        self._worker = Worker(
+        self._worker = worker_for(
             self._assignment,
+            isolate=isolate,
             timeout_s=timeout_s,
             environment=_asan_environment() if "asan" in spec.flags else None,
             journal=Journal(journal or new_path(cache_folder().parent / "journals"), **about),
@@ -105,12 +120,22 @@ class Checker:
 
     @property
     def worker_pid(self) -> int | None:
-        """Of the process that launches; None before the first case and after a death."""
+        """Of the process that launches; None before the first case, after a death, and where
+        launches are not isolated."""
         return self._worker.pid
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The most that a worker has held so far."""
+        return self._worker.memory
 
     def start(self) -> None:
         """Starts the worker, which `check` does by itself; fails early with `CannotCheckError`."""
         self._worker.start()
+
+    def restart(self) -> None:
+        """Ends the worker: the next case gets a fresh one."""
+        self._worker.restart()
 
     def check(self, case: Case, *, injection: Injection | None = None) -> Verdict:
         """Launches a case twice and judges what was seen.
@@ -181,18 +206,18 @@ def check(
 
 def assignment_of(subject: subjects.Subject, spec: BuildSpec) -> Assignment:
     """Builds a subject. Raises `CannotCheckError`."""
-    told: dict[str, str] = {"build": spec.text}
+    build, keys_path, scan_path = spec.text, "", ""
     if subject.source.suffix == ".py":
         from pagefuzz.harness.triton.building import build_triton
 
         made = build_triton(subject.source, subject.symbol, subject.operation, spec, subject.twin)
         path = made.path
-        told["build"] = ",".join(sorted(made.flags))
+        build = ",".join(sorted(made.flags))
         if made.keys_path is not None:
-            told["keys_path"] = str(made.keys_path)
+            keys_path = str(made.keys_path)
         if spec.target == "cuda":
             scanning = subjects.scanning_subject().source
-            told["scan_path"] = str(build_object(scanning, BuildSpec("cuda", frozenset())))
+            scan_path = str(build_object(scanning, BuildSpec("cuda", frozenset())))
     else:
         path = build_object(subject.source, spec, twin=subject.twin)
     return Assignment(
@@ -201,8 +226,10 @@ def assignment_of(subject: subjects.Subject, spec: BuildSpec) -> Assignment:
         object_path=str(path),
         source_path=str(subject.source),
         backend=spec.target,
+        build=build,
         promises_containment=subject.promises_containment,
-        **told,
+        keys_path=keys_path,
+        scan_path=scan_path,
     )
 
 

@@ -35,6 +35,12 @@ exit codes: 0 clean, 1 findings, 2 could not check (never a pass)
 """
 
 _DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smh]?)")
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>([KMGT]i?B)?)")
+_UNIT_BYTES = {"": 1} | {
+    f"{letter}{i}B": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for i, base in (("i", 1024), ("", 1000))
+}
 _UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -57,6 +63,15 @@ def seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**64:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number in 0..2^64-1")
     return int(text)
+
+
+def size_bytes(text: str) -> int:
+    """ "8GiB", "512MiB", or plain bytes."""
+    match = _SIZE.fullmatch(text)
+    size = int(float(match["number"]) * _UNIT_BYTES[match["unit"]]) if match else 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a size such as 8GiB, 512MiB or bytes")
+    return size
 
 
 def jobs(text: str) -> int | None:
@@ -146,6 +161,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="write summary.json, findings/ and journal.jsonl there; default: findings/ here, "
         "no summary",
     )
+    _add_workers(fuzz)
 
 
 def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -158,6 +174,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     replay.add_argument("case", type=Path, metavar="CASE.json", help="case or finding file")
     replay.add_argument("--subject", metavar="S", help="default: the finding's")
     _add_device(replay, default=None, build=None)
+    _add_workers(replay)
 
 
 def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -203,6 +220,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     trip.add_argument(
         "--report", type=Path, metavar="DIR", help="write findings/ there; default: here"
     )
+    _add_workers(trip)
 
 
 def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -230,6 +248,7 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--jobs", type=positive, default=1, metavar="N", help="operations at a time; default: 1"
     )
     matrix.add_argument("--report", type=Path, metavar="DIR", help="write matrix.json there")
+    _add_gpu_memory(matrix)
 
 
 def _add_device(
@@ -251,6 +270,27 @@ def _add_device(
     )
 
 
+def _add_workers(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--isolate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="launch in worker processes, so that a launch that kills its process is a finding; "
+        "without, a fault ends the run with exit code 2, for a debugger to see; default: isolate",
+    )
+    _add_gpu_memory(command)
+
+
+def _add_gpu_memory(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--gpu-memory",
+        type=size_bytes,
+        metavar="SIZE",
+        help="such as 8GiB: what the buffers of a worker may take of a GPU; a case that needs more "
+        "is not run; default: what is free",
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Raises `SystemExit` for --help and the like."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -259,6 +299,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         # Else a compiler that is running would be left behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         code = _run(options, given)
         sys.stdout.flush()

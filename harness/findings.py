@@ -357,7 +357,7 @@ def report_lines(left: str, right: str, fields: Sequence[tuple[str, str]], width
     else:
         indent = " " * _LABEL_WIDTH
         lines = [*textwrap.wrap(left, width, subsequent_indent=indent)]
-        lines += textwrap.wrap(right, width, initial_indent=indent, subsequent_indent=indent)
+        lines += labelled("", right, width)
     for label, text in fields:
         for part in text.splitlines():
             lines += labelled(label, part, width)
@@ -366,7 +366,8 @@ def report_lines(left: str, right: str, fields: Sequence[tuple[str, str]], width
 
 
 def labelled(label: str, text: str, width: int) -> list[str]:
-    """A field of a report as lines of at most `width` columns."""
+    """A field of a report as lines of at most `width` columns; a longer word, such as a path, stays
+    whole."""
     indent = " " * _LABEL_WIDTH
     return textwrap.wrap(
         text,
@@ -375,4 +376,5 @@ def labelled(label: str, text: str, width: int) -> list[str]:
         subsequent_indent=indent,
         replace_whitespace=False,
         break_on_hyphens=False,
+        break_long_words=False,
     ) or [label]

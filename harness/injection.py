@@ -186,8 +186,10 @@ def examine(
     *,
     tries: int = 1,
     layers: Sequence[Layer] = LAYERS,
+    gpu_memory_bytes: int | None = None,
 ) -> Matrix:
     """Fills the matrix of one subject: `tries` cases for each cell, as far as there are cases.
+    `gpu_memory_bytes` is that of a `Checker`.
 
     Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, or if
     there is no case for a buffer.
@@ -196,7 +198,9 @@ def examine(
     one = registry.operation(operation)
     cells: dict[tuple[str, Kind, str], Cell] = {}
     for layer in layers:
-        with Checker(operation, subject, device, layer.build) as checker:
+        with Checker(
+            operation, subject, device, layer.build, gpu_memory_bytes=gpu_memory_bytes
+        ) as checker:
             for case in cases:
                 placed = case if layer.guarded else between_red_zones(case)
                 plan = one.plan(placed)

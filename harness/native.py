@@ -5,10 +5,12 @@ Used inside a worker only; a process that has loaded a subject may die of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import cffi
 import numpy as np
 
 from pagefuzz.harness.errors import CannotCheckError
@@ -39,6 +41,32 @@ _FLAG_NAMES = (
 )  # enum pf_build_flag, bit by bit
 _ACCESS_KINDS = ("read", "write", "atomic")  # enum pf_access_kind
 _INDEX_OPERATIONS = ("+", "-", "*", "<<", "neg", "/", "narrow")  # enum pf_index_operation
+
+
+#: A line of a source in a launcher's sentence.
+_PLACE = re.compile(r"\b([\w-]+\.cuh?|[\w-]+\.h)(:\d+)\b")
+
+#: What a `BuiltObject` asks cffi for by name, beside the struct of its arguments.
+_TYPES = (
+    "pf_message *",
+    "pf_permissions[]",
+    "pf_interval *",
+    "pf_check_record *",
+    "pf_fault *",
+    "void *",
+)
+
+
+def parse_types(source: Path, operation: str) -> None:
+    """Parses ahead what loading an object of this source needs, for the processes that are forked
+    from this one. Raises `CannotCheckError`."""
+    ffi = parse_abi(source)
+    struct = f"pf_{operation}_args"
+    for name in (*_TYPES, struct, f"{struct} *"):
+        try:
+            ffi.typeof(name)
+        except (cffi.CDefError, cffi.FFIError) as error:
+            raise CannotCheckError(f"{source}: its ABI has no {name}: {error}") from None
 
 
 class BuiltObject:
@@ -136,6 +164,8 @@ class BuiltObject:
         self._message.text[0] = b"\0"
         code = self._launcher(self._args, self._message)
         text = self._ffi.string(self._message.text).decode("utf-8", "replace")
+        # The emulation knows a source by the end of its path.
+        text = _PLACE.sub(lambda found: f"{source_path(found[1])}{found[2]}", text)
         try:
             return Status(code), text
         except ValueError:

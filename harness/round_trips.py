@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,11 +15,12 @@ from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
 from pagefuzz.harness.memory.cuda import CudaArena, Scan
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.native import NotAcceptedError
 from pagefuzz.harness.objects import LaunchObject
 from pagefuzz.harness.running import Answer, Assignment, Injection, loaded
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
-from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.client import worker_for
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
@@ -97,7 +98,11 @@ class RoundTripRunner:
             self._subjects[one.operation] = subject
             scan = scan or found
         assert scan is not None
-        self._arena: Arena = HostArena() if driver is None else CudaArena(driver, scan)
+        self._arena: Arena = (
+            HostArena()
+            if driver is None
+            else CudaArena(driver, scan, assignment.writer.gpu_memory_bytes)
+        )
 
     def parse(self, data: object) -> RoundTrip:
         """Raises `CaseError`."""
@@ -164,6 +169,10 @@ class RoundTripRunner:
             launches.append(RoundTripLaunch(tuple(steps), memory))
         return launches
 
+    def memory(self) -> MemoryUse:
+        """What this process holds now."""
+        return MemoryUse.of(self._arena)
+
     def close(self) -> None:
         """An orderly end: writes the counters of a coverage build."""
         for subject in self._subjects.values():
@@ -206,6 +215,8 @@ class RoundTripChecker:
         *,
         mover: str = "bundled:page",
         timeout_s: float = TIMEOUT_S,
+        isolate: bool = True,
+        gpu_memory_bytes: int | None = None,
     ) -> None:
         """Builds all subjects.
 
@@ -215,6 +226,7 @@ class RoundTripChecker:
                  mover is one of copy_blocks
         device   "host", "cuda" or "auto"
         build    build flags, separated by commas; not asan
+        isolate, gpu_memory_bytes  as of a `Checker`
 
         Raises `CannotCheckError` as a `Checker` does.
         """
@@ -231,16 +243,14 @@ class RoundTripChecker:
         for subject in (self.writer, self.mover, self.reader):
             subjects.check_binding(registry.operation(subject.operation), subject.source)
         assignment = RoundTripAssignment(
-            assignment_of(self.writer, spec),
-            assignment_of(self.mover, spec),
-            assignment_of(self.reader, spec),
+            *(
+                replace(assignment_of(one, spec), gpu_memory_bytes=gpu_memory_bytes)
+                for one in (self.writer, self.mover, self.reader)
+            )
         )
         about = {"pair": pair, "device": self.backend, "build": self.build}
-        self._worker: Worker = Worker(
-            assignment,
-            timeout_s=timeout_s,
-            journal=Journal(new_path(cache_folder().parent / "journals"), **about),
-        )
+        journal = Journal(new_path(cache_folder().parent / "journals"), **about)
+        self._worker = worker_for(assignment, isolate=isolate, timeout_s=timeout_s, journal=journal)
 
     @property
     def device(self) -> str:

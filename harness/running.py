@@ -15,6 +15,7 @@ from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
 from pagefuzz.harness.memory.cuda import CudaArena, Scan
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
 from pagefuzz.harness.objects import LaunchObject
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
@@ -46,6 +47,7 @@ class Assignment:
     build       flags of the object, separated by commas
     keys_path   of what a Triton module compiles, where there is no GPU
     scan_path   of a CUDA object that has `pf_scan`, where the object itself has none
+    gpu_memory_bytes  that the arena may take of a GPU; None: what is free
     """
 
     operation: str
@@ -57,6 +59,7 @@ class Assignment:
     promises_containment: bool
     keys_path: str = ""
     scan_path: str = ""
+    gpu_memory_bytes: int | None = None
 
     @property
     def flags(self) -> frozenset[str]:
@@ -135,7 +138,7 @@ class Runner:
         self._arena: Arena = (
             HostArena(poisons="asan" in self._object.flags)
             if driver is None
-            else CudaArena(driver, scan)
+            else CudaArena(driver, scan, assignment.gpu_memory_bytes)
         )
 
     def parse(self, data: object) -> Case:
@@ -262,6 +265,10 @@ class Runner:
         self._box.enter(Stage.JUDGING)
         collected = arena.collect()
         return Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)
+
+    def memory(self) -> MemoryUse:
+        """What this process holds now."""
+        return MemoryUse.of(self._arena)
 
     def close(self) -> None:
         """An orderly end: writes the counters of a coverage build."""

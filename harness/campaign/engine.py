@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import selectors
 import signal
 import time
@@ -11,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pagefuzz.harness.campaign.candidate import Candidate
 from pagefuzz.harness.campaign.events import Claim, Event, Failing, Note, Problem, Progress, Settled
@@ -32,6 +33,23 @@ from pagefuzz.harness.reporters import Reporter
 from pagefuzz.harness.workers.journal import last_entry
 
 TICK_S = 0.2
+
+
+def _leave_the_terminal() -> None:
+    """What is still to be printed goes nowhere, instead of raising errors."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if not _can_write(stream):
+            os.dup2(null, stream)
+    os.close(null)
+
+
+def _can_write(stream: int) -> bool:
+    try:
+        os.write(stream, b"")
+    except OSError:
+        return False
+    return True
 
 
 class Campaign:
@@ -64,7 +82,9 @@ class Campaign:
         self.time_s = time_s
         self.device = device
         self.versions = dict(versions or {})
-        self.result = Result({unit.name: UnitResult(unit, cases) for unit in units})
+        self.result = Result(
+            {unit.name: UnitResult(unit, cases) for unit in units}, options.backend
+        )
         self._findings = findings
         self._reporters = reporters
         self._judgements = judgements
@@ -99,7 +119,12 @@ class Campaign:
 
     def _tell(self, what: Callable[[Reporter], None]) -> None:
         for reporter in self._reporters:
-            what(reporter)
+            try:
+                what(reporter)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                _leave_the_terminal()  # it was closed; other reporters write files
 
     # ---- runners ------------------------------------------------------------------------------
 
@@ -168,12 +193,17 @@ class Campaign:
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the campaign in an orderly way; a second one at once."""
+        """Ctrl-C, SIGTERM and the end of the terminal end the campaign in an orderly way; a second
+        one at once."""
 
-        def note(*_: Any) -> None:
-            self._signals += 1
+        def note(number: int, _: object) -> None:
+            # A terminal that closes tells more than once: kernel, shell.
+            if number != signal.SIGHUP or not self._signals:
+                self._signals += 1
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
         before = [signal.signal(number, note) for number in numbers]
         try:
             yield

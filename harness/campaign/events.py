@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import Verdict
 
@@ -21,6 +22,7 @@ class Progress:
     launches  of all of them
     seconds   spent on drawing and judging `cases`
     checked   judgement -> amount it examined, all of them
+    memory    the most that one worker has held until now
     """
 
     cases: int = 0
@@ -31,6 +33,7 @@ class Progress:
     checked: dict[str, int] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    memory: MemoryUse = field(default_factory=MemoryUse)
 
     def add(self, other: Progress) -> None:
         self.cases += other.cases
@@ -38,6 +41,7 @@ class Progress:
         self.shrinks += other.shrinks
         self.launches += other.launches
         self.seconds += other.seconds
+        self.memory = self.memory.most(other.memory)
         for mine, theirs in (
             (self.checked, other.checked),
             (self.classes, other.classes),
@@ -135,6 +139,8 @@ def decode(line: bytes) -> Event:
         if "case" in data:
             data["case"] = Case.from_json(data["case"])
             data["verdict"] = Verdict.from_json(data["verdict"])
+        if "memory" in data:
+            data["memory"] = MemoryUse(**data["memory"])
         return kind(**data)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an event: {line[:80]!r}") from error

@@ -29,8 +29,10 @@ class Journal:
         try:
             if self._handle is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             line = json.dumps(entry).encode() + b"\n"
+            if _is_torn(self._handle):  # by a crash or a full disk: the rest of it is not ours
+                line = b"\n" + line
             written = os.write(self._handle, line)
             if written < len(line):
                 raise OSError(f"only {written} of {len(line)} bytes were written")
@@ -47,8 +49,15 @@ class Journal:
             self._handle = None
 
 
+def _is_torn(handle: int) -> bool:
+    """Whether the last line of a file has no end."""
+    size_bytes = os.fstat(handle).st_size
+    return size_bytes > 0 and os.pread(handle, 1, size_bytes - 1) != b"\n"
+
+
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Every whole entry; a last line torn by a crash is left out. Empty if there is no journal."""
+    """Every whole entry; lines torn by a crash or a full disk are left out. Empty if there is no
+    journal."""
     entries = []
     try:
         lines = path.read_bytes().splitlines()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from pagefuzz.harness.campaign.plan import running_case_file
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import CaseClass, Verdict
 
@@ -25,6 +26,11 @@ class CaseChecker(Protocol):
 
     @property
     def worker_pid(self) -> int | None: ...
+
+    @property
+    def memory(self) -> MemoryUse: ...
+
+    def restart(self) -> None: ...
 
     def check(self, case: Case) -> Verdict: ...
 
@@ -47,6 +53,8 @@ def open_checker(job: Job) -> Iterator[CaseChecker]:
         options.backend,
         options.build,
         journal=running_case_file(options, os.getpid()),
+        isolate=options.isolate,
+        gpu_memory_bytes=options.gpu_memory_bytes,
     ) as checker:
         checker.start()  # its seconds are not those of the first case
         yield checker

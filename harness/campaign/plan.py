@@ -39,6 +39,8 @@ class Options:
     cache           folder for what may be lost: what Hypothesis works out, running cases
     database        folder of Hypothesis' examples; None: none
     journal         file to which every failing case is appended at once
+    isolate         whether launches happen in worker processes, or in the runner itself
+    gpu_memory_bytes  that a worker may take of a GPU; None: what is free
     """
 
     backend: str
@@ -51,6 +53,8 @@ class Options:
     cache: str | None = None
     database: str | None = None
     journal: str | None = None
+    isolate: bool = True
+    gpu_memory_bytes: int | None = None
     parts: str = "pagefuzz.harness.campaign.parts"
 
 

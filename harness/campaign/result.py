@@ -63,9 +63,11 @@ class UnitResult:
 
 @dataclass
 class Result:
-    """units by name. problems are those of no single unit; interrupted by Ctrl-C or SIGTERM."""
+    """units by name. problems are those of no single unit; interrupted by Ctrl-C, SIGTERM or the
+    end of the terminal."""
 
     units: Mapping[str, UnitResult]
+    backend: str = "host"
     problems: list[str] = field(default_factory=list)
     interrupted: bool = False
     seconds: float = 0.0

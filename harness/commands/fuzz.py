@@ -53,7 +53,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     ]
     if options.report is not None:
         make_folder(options.report)
-    build, flags = _build_all(units, backend, options.build)
+    build, flags = _build_all(units, backend, options.build, isolate=options.isolate)
 
     time_s, cases = options.time, options.cases
     if time_s is None and cases is None:
@@ -78,6 +78,8 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         cache=str(cache),
         database=str(cache / "examples") if profile.example_database else None,
         journal=str(report / "journal.jsonl"),
+        isolate=options.isolate,
+        gpu_memory_bytes=options.gpu_memory,
     )
     judgements = registry.judgements()
     judgement_units = {name: judgement.unit for name, judgement in judgements.items()}
@@ -86,7 +88,9 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     header = _header(
         units,
         backend,
-        f"{backend}, {build} build" + (f", {device}" if device != backend else ""),
+        f"{backend}, {build} build"
+        + (f", {device}" if device != backend else "")
+        + ("" if options.isolate else ", not isolated"),
         f"{profile.name}: {bound}, seed {seed}, --jobs {jobs}",
         found_versions,
         found_commit,
@@ -146,7 +150,7 @@ def make_folder(report: Path) -> None:
 
 
 def _build_all(
-    units: Sequence[Unit], backend: str, build: str
+    units: Sequence[Unit], backend: str, build: str, *, isolate: bool
 ) -> tuple[str, dict[str, frozenset[str]]]:
     """Compiles every subject that is not in the build cache.
 
@@ -160,7 +164,7 @@ def _build_all(
     missing: MissingPackageError | None = None
     for unit in units:
         try:
-            with Checker(unit.operation, unit.subject, backend, build) as checker:
+            with Checker(unit.operation, unit.subject, backend, build, isolate=isolate) as checker:
                 full_name, flags[unit.name] = checker.build, checker.flags
         except MissingPackageError as error:
             missing = error

@@ -35,6 +35,12 @@ def _print(title: str, rows: Iterable[tuple[str, str]], width: int) -> None:
     rows = list(rows)
     print(title)
     column = max((len(name) for name, _ in rows), default=0) + 4
+    if column > width // 2:  # the text below the name instead
+        for name, text in rows:
+            print(f"  {name}")
+            print(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    "))
+        print()
+        return
     for name, text in rows:
         print(
             textwrap.fill(

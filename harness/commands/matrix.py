@@ -47,7 +47,7 @@ def matrix(options: argparse.Namespace) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         running = [
             (subject, pool.submit(examine, subject.operation, subject.name, backend,
-                                  tries=options.tries))
+                                  tries=options.tries, gpu_memory_bytes=options.gpu_memory))
             for subject in chosen
         ]  # fmt: skip
         found = [(subject, future.result()) for subject, future in _shown(running)]

@@ -25,16 +25,29 @@ def replay(options: argparse.Namespace) -> int:
     subject = options.subject or (finding.subject if finding else None)
     names = None if subject is None else [subject]
     codes = [
-        _replay_on(case, chosen.name, device, build, finding, path)
+        _replay_on(case, chosen.name, device, build, finding, options)
         for chosen in selected_subjects([case.operation], names)
     ]
     return 1 if 1 in codes else max(codes)
 
 
 def _replay_on(
-    case: Case, subject: str, device: str, build: str, finding: Finding | None, path: Path
+    case: Case,
+    subject: str,
+    device: str,
+    build: str,
+    finding: Finding | None,
+    options: argparse.Namespace,
 ) -> int:
-    with Checker(case.operation, subject, device, build) as checker:
+    path: Path = options.case
+    with Checker(
+        case.operation,
+        subject,
+        device,
+        build,
+        isolate=options.isolate,
+        gpu_memory_bytes=options.gpu_memory,
+    ) as checker:
         verdict = checker.check(case)
         where = f"{case.operation} · {subject} · {checker.backend} · {checker.build} build"
         if verdict.outcome is Outcome.NOT_RUN:

@@ -57,18 +57,25 @@ def roundtrip(options: argparse.Namespace) -> int:
     return 1 if 1 in codes else max(codes)
 
 
+def _checker(unit: _Unit, device: str, build: str, options: argparse.Namespace) -> RoundTripChecker:
+    return RoundTripChecker(
+        unit.pair,
+        unit.writer,
+        unit.reader,
+        device,
+        build,
+        isolate=options.isolate,
+        gpu_memory_bytes=options.gpu_memory,
+        mover=unit.mover,
+    )
+
+
 def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
     cases, time_s = options.cases, options.time
     if cases is None and time_s is None:
         cases = CASES
-    with RoundTripChecker(
-        unit.pair,
-        unit.writer,
-        unit.reader,
-        options.device or "auto",
-        options.build or "checked",
-        mover=unit.mover,
-    ) as checker:
+    device, build = options.device or "auto", options.build or "checked"
+    with _checker(unit, device, build, options) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
     trips = count_text(seen.trips, "round trip")
@@ -100,9 +107,7 @@ def _again(options: argparse.Namespace) -> int:
     ):
         device = options.device or known.get("backend", "auto")
         build = options.build or known.get("build", "checked")
-        with RoundTripChecker(
-            unit.pair, unit.writer, unit.reader, device, build, mover=unit.mover
-        ) as checker:
+        with _checker(unit, device, build, options) as checker:
             verdict = checker.check(trip)
             where = f"{unit} · {checker.backend} · {checker.build} build"
             if verdict.outcome is Outcome.NOT_RUN:

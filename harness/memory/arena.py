@@ -60,6 +60,14 @@ class Arena(Protocol):
     """Memory for the buffers of one case at a time. `place`, then per launch `fill` (or `keep`),
     `collect`."""
 
+    @property
+    def address_bytes(self) -> int:
+        """Address space reserved, guards included."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Physical memory held, that kept for later cases included."""
+
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
         """Gives every buffer of the plan memory; returns the address of its base, 0 for an absent
         one. Ends the previous case. Raises `DoesNotFitError`."""

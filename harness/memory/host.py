@@ -76,9 +76,9 @@ class _Mapping:
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = round_up(size_bytes, PAGE_BYTES)
-        self._reserved_bytes = self.size_bytes + 2 * GUARD_BYTES
+        self.reserved_bytes = self.size_bytes + 2 * GUARD_BYTES
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-        self._start = _mmap(_ffi.NULL, self._reserved_bytes, _PROT_NONE, flags, -1)
+        self._start = _mmap(_ffi.NULL, self.reserved_bytes, _PROT_NONE, flags, -1)
         self.address = int(_ffi.cast("uintptr_t", self._start)) + GUARD_BYTES
 
     def back_with(self, file: int, *, writable: bool) -> None:
@@ -88,7 +88,7 @@ class _Mapping:
         _mmap(_ffi.cast("void *", self.address), self.size_bytes, protection, flags, file)
 
     def close(self) -> None:
-        _libc.munmap(self._start, self._reserved_bytes)
+        _libc.munmap(self._start, self.reserved_bytes)
 
 
 def _mmap(address: Any, size_bytes: int, protection: int, flags: int, file: int) -> Any:
@@ -111,6 +111,7 @@ class _Pool:
         """Raises `DoesNotFitError`."""
         self._mapping = _Mapping(size_bytes)
         self.address = self._mapping.address
+        self.reserved_bytes = self._mapping.reserved_bytes
         try:
             file = os.memfd_create("pagefuzz-pool", os.MFD_CLOEXEC)
         except OSError as error:
@@ -162,6 +163,11 @@ class _SparseRegion:
         except (OSError, DoesNotFitError) as error:
             self.close()
             raise DoesNotFitError(f"{buffer.name}: no sparse memory: {error}") from None
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Of the pages that exist."""
+        return os.fstat(self._file).st_blocks * 512
 
     def fill(self, seed: int, fill: int) -> None:
         # Cutting the file to nothing drops every page; growing it again leaves one hole.
@@ -232,6 +238,18 @@ class HostArena:
         self._before: list[Bytes] = []  # of each region
         self._sparse: list[_SparseRegion] = []
         self._stored: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    @property
+    def address_bytes(self) -> int:
+        return sum(pool.reserved_bytes for pool in self._pools.values()) + sum(
+            sparse.mapping.reserved_bytes for sparse in self._sparse
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(pool.memory.size for pool in self._pools.values()) + sum(
+            sparse.allocated_bytes for sparse in self._sparse
+        )
 
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
         self._drop_sparse()

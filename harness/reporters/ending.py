@@ -11,7 +11,8 @@ from pagefuzz.harness.reporters.figures import amount, duration, plural, table
 def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
     """`judgement_units`: what each judgement counts, by its name ("bytes")."""
     blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
-    blocks += [_not_run(result), _findings(result), [_throughput(result), last_line(result)]]
+    figures = [_throughput(result), *_memory(result), last_line(result)]
+    blocks += [_not_run(result), _findings(result), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -114,6 +115,19 @@ def _findings(result: Result) -> list[str]:
                 "--keep-going lists them"
             )
     return lines
+
+
+def _memory(result: Result) -> list[str]:
+    """The most that one worker held; nothing where none was asked."""
+    held = result.totals.memory
+    if not held.resident_bytes:
+        return []
+    sizes = (held.arena_bytes, held.address_bytes, held.resident_bytes)
+    arena, space, process = (amount(size, "bytes") for size in sizes)
+    of_gpu = " of the GPU" if result.backend == "cuda" else ""
+    return [
+        f"memory at most: buffers {arena}{of_gpu} in {space} of addresses, worker {process}",
+    ]
 
 
 def _throughput(result: Result) -> str:

@@ -57,6 +57,21 @@ class FindingSummary:
 
 
 @dataclass(frozen=True)
+class MemorySummary:
+    """The most that one worker has held, in bytes.
+
+    arena_address_bytes  address space of buffers, guards included
+    arena_host_bytes     host memory behind it, and device_bytes: device memory
+    resident_bytes       host memory of the whole process
+    """
+
+    arena_address_bytes: int
+    arena_host_bytes: int
+    device_bytes: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """subjects by "operation/subject"; `commit` is null where it is not known."""
 
@@ -70,6 +85,7 @@ class Summary:
     versions: dict[str, str]
     commit: str | None
     seconds: float
+    memory: MemorySummary
     judgement_units: dict[str, str]
     subjects: dict[str, SubjectSummary]
     findings: list[FindingSummary]
@@ -140,6 +156,8 @@ class SummaryReporter(Reporter):
 
     def _summary(self, campaign: Campaign) -> Summary:
         result = campaign.result
+        held = result.totals.memory
+        on_device = campaign.options.backend == "cuda"
         return Summary(
             pagefuzz_summary=SUMMARY_SCHEMA,
             command=self._command,
@@ -151,6 +169,12 @@ class SummaryReporter(Reporter):
             versions=campaign.versions,
             commit=self._commit,
             seconds=result.seconds,
+            memory=MemorySummary(
+                arena_address_bytes=held.address_bytes,
+                arena_host_bytes=0 if on_device else held.arena_bytes,
+                device_bytes=held.arena_bytes if on_device else 0,
+                resident_bytes=held.resident_bytes,
+            ),
             judgement_units=self._judgement_units,
             subjects={
                 name: SubjectSummary(

@@ -15,18 +15,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, FixedBytes, Injection
 from pagefuzz.harness.sources import line_of
 from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
 from pagefuzz.harness.workers.journal import Journal, Recorded
+from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.harness.workers.protocol import Message, ProtocolError, receive, send
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.observation import Death, DeathAccess
-from pagefuzz.oracles.verdict import Verdict
+from pagefuzz.oracles.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from pagefuzz.harness.workers.inside import InsideWorker
 
 START_TIMEOUT_S = 120.0
 _REAP_TIMEOUT_S = 30.0
@@ -202,13 +207,17 @@ class _OutputFile:
 
 @dataclass
 class _Running:
-    """A worker process that answers."""
+    """A worker process that answers.
+
+    oom_kills  processes that the kernel had ended before this one began
+    """
 
     pid: int
     channel: socket.socket
     output: _OutputFile
     box: BlackBox
     server: ForkServer
+    oom_kills: int | None
 
     @classmethod
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
@@ -216,7 +225,7 @@ class _Running:
         channel, theirs = socket.socketpair()
         output = _OutputFile()
         box_file = BlackBox.create()
-        running = cls(0, channel, output, BlackBox(box_file), server)
+        running = cls(0, channel, output, BlackBox(box_file), server, oom_kills())
         try:
             descriptors = (theirs.fileno(), output.descriptor, box_file)
             running.pid = server.fork(assignment, descriptors)
@@ -227,6 +236,16 @@ class _Running:
             theirs.close()
             os.close(box_file)
         return running
+
+    def end(self) -> int | None:
+        """Waits until it has ended, which losing its channel makes it do; kills it if that takes
+        long. Its wait status, if the server lives to tell."""
+        self.channel.close()
+        status = self.server.end_status(self.pid)
+        if status is None:
+            self.server.kill(self.pid)
+            status = self.server.end_status(self.pid)
+        return status
 
     def close(self) -> None:
         self.channel.close()
@@ -239,6 +258,7 @@ class Worker:
 
     deaths   how many processes have ended instead of answering
     device   what the last one said it runs on
+    memory   the most that one has held
     """
 
     def __init__(
@@ -254,6 +274,7 @@ class Worker:
         self._running: _Running | None = None
         self.deaths = 0
         self.device = ""
+        self.memory = MemoryUse()
 
     @property
     def pid(self) -> int | None:
@@ -305,6 +326,9 @@ class Worker:
         assert doubtful is not None
         if doubtful.launching:
             return doubtful.death  # again: a launch that takes all memory ends like that
+        if doubtful.short_of_memory:
+            reason = "the kernel ended its worker, twice, being short of memory"
+            return Answer(Verdict(Outcome.NOT_RUN, None, not_run=reason))
         raise CannotCheckError(f"a worker died twice, not of the launch: {_said(doubtful.death)}")
 
     def _ask(self, case: Recorded, message: Message) -> Answer | Death | _Doubtful:
@@ -336,12 +360,16 @@ class Worker:
         if answer is None:
             stage = running.box.stage
             death = self._bury("")
+            short = _is_short_of_memory(running)
             # A launch may have ruined the process, so that judging it dies. SIGKILL, or an end that
             # the server did not live to see, need not be its doing: somebody, or the kernel short
             # of memory, ended the worker.
             if stage in (Stage.LAUNCHING, Stage.JUDGING) and death.how not in _BY_OTHERS:
                 return death
-            return _Doubtful(death, stage is Stage.LAUNCHING and death.how == "SIGKILL")
+            killed = death.how == "SIGKILL"
+            return _Doubtful(death, stage is Stage.LAUNCHING and killed, killed and bool(short))
+        if "memory" in answer:
+            self.memory = self.memory.most(MemoryUse.from_json(answer["memory"]))
         if "verdict" in answer:
             fixed = answer["fixed_bytes"]
             return Answer(
@@ -373,12 +401,9 @@ class Worker:
         running = self._running
         assert running is not None
         self.deaths += 1
-        running.channel.close()
-        status = running.server.end_status(running.pid)
-        if status is None:
-            running.server.kill(running.pid)
-            status = running.server.end_status(running.pid)
+        status = running.end()
         detail = _shown(running.output.text())
+        short = _is_short_of_memory(running)
         fault = running.box.fault()
         self._running = None
         running.close()
@@ -386,7 +411,10 @@ class Worker:
             said = f"no answer for {self._timeout_s:g} s; the worker was killed"
             return Death(HANG, f"{said}\n{detail}" if detail else said)
         access = None if fault is None else self._access(fault)
-        return Death(_how(status, detail), detail, access)
+        how = _how(status, detail)
+        if how == "SIGKILL":
+            detail = f"{_KILLERS[short]}\n{detail}".strip()
+        return Death(how, detail, access)
 
     def _access(self, fault: Fault) -> DeathAccess:
         """A fault in the words of judgements."""
@@ -395,10 +423,13 @@ class Worker:
             fault.buffer, fault.offset_bytes, fault.memory_bytes, fault.is_write, where
         )
 
+    def restart(self) -> None:
+        """Ends the process in order: the next case gets a fresh one."""
+        self._close_running()
+
     def _close_running(self) -> None:
         if self._running is not None:
-            self._running.channel.close()
-            self._running.server.end_status(self._running.pid)
+            self._running.end()
             self._running.close()
             self._running = None
 
@@ -412,10 +443,26 @@ class Worker:
 
 @dataclass(frozen=True)
 class _Doubtful:
-    """A process died, but perhaps not of the case it was given. `launching`: during the launch."""
+    """A process died, but perhaps not of the case it was given. `launching`: during the launch;
+    `short_of_memory`: killed, and the kernel says that it has killed for lack of memory."""
 
     death: Death
     launching: bool
+    short_of_memory: bool
+
+
+#: Who sent SIGKILL, by whether the kernel has killed for lack of memory meanwhile.
+_KILLERS = {
+    True: "the kernel has ended a process meanwhile, being short of memory: most likely this one",
+    False: "the kernel was not short of memory: somebody ended the process, or it did so itself",
+    None: "nothing tells whether the kernel was short of memory, or who else ended the process",
+}
+
+
+def _is_short_of_memory(running: _Running) -> bool | None:
+    """Whether the kernel has ended any process since this one began; None if it does not tell."""
+    now = oom_kills()
+    return None if now is None or running.oom_kills is None else now > running.oom_kills
 
 
 def _how(status: int | None, output: str) -> str:
@@ -445,3 +492,19 @@ def _shown(output: str) -> str:
 
 def _said(death: Death) -> str:
     return " ".join(f"{death.how} {death.detail}".split())
+
+
+def worker_for(
+    assignment: Assigned,
+    *,
+    isolate: bool,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    journal: Journal | None = None,
+) -> Worker | InsideWorker:
+    """What launches: worker processes, or else this process."""
+    if isolate:
+        return Worker(assignment, timeout_s=timeout_s, environment=environment, journal=journal)
+    from pagefuzz.harness.workers.inside import InsideWorker  # with all that a worker needs
+
+    return InsideWorker(assignment, timeout_s=timeout_s, journal=journal)

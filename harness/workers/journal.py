@@ -53,9 +53,10 @@ class Journal:
                 os.ftruncate(self._file, 0)
                 self._size_bytes = 0
             written = os.write(self._file, data)
-            self._size_bytes += written
             if written < len(data):
+                os.ftruncate(self._file, self._size_bytes)  # half a line would spoil the next
                 raise OSError(f"only {written} of {len(data)} bytes were written")
+            self._size_bytes += written
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -75,7 +76,10 @@ def last_entry(path: Path) -> dict[str, Any] | None:
     """The last whole line of a journal that was left behind; None if it has none."""
     for line in reversed(path.read_bytes().splitlines(keepends=True)):
         if line.endswith(b"\n"):
-            entry = json.loads(line)
+            try:
+                entry = json.loads(line)
+            except ValueError:  # an older line that was torn
+                continue
             return entry if isinstance(entry, dict) else None
     return None
 

@@ -19,16 +19,17 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.subjects import parse_abi
+from pagefuzz.harness.native import parse_types
 from pagefuzz.harness.workers import worker
 from pagefuzz.harness.workers.protocol import receive_with_descriptors, send
 from pagefuzz.oracles import registry
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class _Server:
@@ -37,6 +38,8 @@ class _Server:
         self._children: set[int] = set()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._libc = ctypes.CDLL(None)
+        # Whatever a subject starts becomes a child of this process when its worker ends.
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
         signal.set_wakeup_fd(self._wake_write)
@@ -63,11 +66,7 @@ class _Server:
             if message["kill"] in self._children:
                 os.kill(message["kill"], signal.SIGKILL)
         else:
-            source = Path(message["fork"]["source_path"])
-            if source.suffix != ".py":
-                with contextlib.suppress(CannotCheckError):
-                    # Tens of milliseconds, once here or in every worker; which also reports it.
-                    parse_abi(source)
+            _prepare(message["fork"])
             child = os.fork()
             if child == 0:
                 self._become_worker(message["fork"], descriptors)
@@ -81,18 +80,36 @@ class _Server:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 512):
                 pass
-        while self._children:
-            child, status = os.waitpid(-1, os.WNOHANG)
-            if child == 0:
-                return
-            self._children.discard(child)
-            send(self._channel, {"ended": child, "status": status})
+        with contextlib.suppress(ChildProcessError):  # no child is left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                child, status = ended
+                if child in self._children:
+                    self._children.discard(child)
+                    # It may hold the worker's channel open, so that nobody would notice the end.
+                    self._kill(self._orphans())
+                    send(self._channel, {"ended": child, "status": status})
+
+    def _orphans(self) -> list[int]:
+        """What workers that have ended left behind."""
+        try:
+            listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            return []
+        return [pid for pid in map(int, listed.split()) if pid not in self._children]
+
+    def _kill(self, processes: Iterable[int]) -> None:
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
 
     def _end_children(self) -> None:
-        for child in self._children:
-            os.kill(child, signal.SIGKILL)
+        self._kill(self._children)
         for child in self._children:
             os.waitpid(child, 0)
+        self._children.clear()
+        while orphans := self._orphans():  # each may leave some in turn
+            self._kill(orphans)
+            for orphan in orphans:
+                os.waitpid(orphan, 0)
 
     def _become_worker(self, assignment: dict[str, object], descriptors: list[int]) -> NoReturn:
         """The rest of a worker's life, in the forked child."""
@@ -119,6 +136,16 @@ class _Server:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _prepare(assignment: dict[str, Any]) -> None:
+    """Does once what every worker would have to do: tens of milliseconds."""
+    halves = [assignment[half] for half in ("writer", "reader") if half in assignment]
+    for one in halves or [assignment]:
+        source = Path(one["source_path"])
+        if source.suffix != ".py":
+            with contextlib.suppress(CannotCheckError):  # a worker reports it
+                parse_types(source, one["operation"])
 
 
 def main() -> None:

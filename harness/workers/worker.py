@@ -12,11 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.round_trips import RoundTripAssignment, RoundTripRunner
 from pagefuzz.harness.running import Answer, Assignment, Injection, Runner
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.protocol import Message, receive, send
 from pagefuzz.oracles.case import CaseError
+from pagefuzz.oracles.verdict import Outcome, Verdict
 
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
     box = BlackBox(box_file)
     os.close(box_file)
     try:
-        runner = _runner(assignment, box)
+        runner = runner_of(assignment, box)
     except (CannotCheckError, DeviceFaultError, DoesNotFitError, MemoryError) as error:
         said = str(error) or "a worker has not enough memory to start"
         send(channel, {"cannot_check": said})
@@ -37,7 +39,7 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
             box.enter(Stage.PREPARING)
             answer = _answer(runner, message)
             box.enter(Stage.IDLE)
-            send(channel, answer)
+            send(channel, {**answer, "memory": runner.memory().to_json()})
             if "death" in answer:
                 return 0  # the context is lost: nothing more can be launched from here
     except BrokenPipeError:
@@ -46,7 +48,7 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
     return 0
 
 
-class _Runs(Protocol[T]):
+class Runs(Protocol[T]):
     """What a worker drives: one that checks cases, or one that checks round trips."""
 
     device: str
@@ -57,16 +59,20 @@ class _Runs(Protocol[T]):
         self, case: T, *, with_fixed_bytes: bool = False, injection: Injection | None = None
     ) -> Answer: ...
 
+    def memory(self) -> MemoryUse: ...
+
     def close(self) -> None: ...
 
 
-def _runner(assignment: dict[str, Any], box: BlackBox) -> _Runs[Any]:
+def runner_of(assignment: dict[str, Any], box: BlackBox) -> Runs[Any]:
+    """Loads what an assignment names. Raises `CannotCheckError`, `DeviceFaultError`,
+    `DoesNotFitError` or `MemoryError`."""
     if "reader" in assignment:
         return RoundTripRunner(RoundTripAssignment.from_json(assignment), box)
     return Runner(Assignment(**assignment), box)
 
 
-def _answer(runner: _Runs[Any], message: Message) -> Message:
+def _answer(runner: Runs[Any], message: Message) -> Message:
     try:
         case = runner.parse(message["case"])
         injected = message.get("injection")
@@ -81,6 +87,9 @@ def _answer(runner: _Runs[Any], message: Message) -> Message:
         return {"cannot_check": str(error)}
     except DeviceFaultError as error:
         return {"death": {"how": error.name, "detail": str(error)}}
+    except MemoryError:
+        not_run = Verdict(Outcome.NOT_RUN, None, not_run="its worker has not enough memory for it")
+        return {"verdict": not_run.to_json(), "fixed_bytes": None}
     except Exception:  # noqa: BLE001 - a fault of the harness is reported, not taken for a death
         lines = traceback.format_exc().strip().splitlines()
         where = next((line.strip() for line in reversed(lines) if 'File "' in line), "")

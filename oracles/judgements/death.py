@@ -27,11 +27,10 @@ class DeathJudgement(Judgement):
         if death.access is not None:
             verb = _VERBS[death.access.is_write]
             access = f"{access}: {verb} at address {death.access.offset_bytes:#x}, no buffer's"
-        launches = "launch" if survived == 1 else "launches"
         details = {
             "access": access,
             "where": death.access.where if death.access is not None else "",
-            "means": f"the process that launched died after {survived} finished {launches}",
+            "means": means_of(death.how),
         }
         details = {label: text for label, text in details.items() if text}
         failure = Failure(self.name, f"{death.how} during the launch", (death.how,), details)
@@ -51,5 +50,44 @@ class DeathJudgement(Judgement):
         details = {label: text for label, text in details.items() if text}
         return Failure(self.name, f"{verb} {side} {buffer}", (how, buffer, verb, side), details)
 
+
+def means_of(how: str) -> str:
+    """What an end of this name is, in a sentence; of `Death.how`."""
+    if (known := _MEANS.get(how)) is not None:
+        return known
+    if how.startswith("exit status "):
+        return "the launch ended its process by exit, as no library may"
+    if how.startswith("AddressSanitizer "):
+        return "AddressSanitizer saw a forbidden access and ended the process"
+    return "the process that launched ended instead of answering"
+
+
+#: Signals (signal(7)), errors of a CUDA context (cuda.h), and ends that the harness names.
+_MEANS = {
+    "SIGSEGV": "the launch touched memory that nobody may touch, or that it may only read",
+    "SIGBUS": "the launch touched memory behind which there is none, such as a file cut short",
+    "SIGABRT": "the launch called abort: a failed assertion, a damaged heap or an exception that "
+    "nobody caught",
+    "SIGFPE": "the launch divided an integer by zero, or by -1 with an overflow",
+    "SIGILL": "the launch ran an instruction that this processor does not have",
+    "SIGTRAP": "the launch ran into a breakpoint or a trap that its compiler has put there",
+    "SIGSYS": "the launch made a system call that is forbidden to it",
+    "SIGTERM": "the launch, or somebody else, asked the process to end",
+    "SIGKILL": "the process was killed in this launch, and again when it was repeated",
+    "illegal memory access": "a thread touched device memory that is mapped nowhere, or wrote "
+    "where it may only read; the context is lost",
+    "misaligned address": "a thread made an access at an address that is no multiple of its size; "
+    "the context is lost",
+    "launch failure": "the kernel failed on the device, such as by a fault in shared memory or a "
+    "stack that overflowed; the context is lost",
+    "launch timeout": "the kernel ran for longer than the device lets it; the context is lost",
+    "device assertion": "an assertion failed on the device; the context is lost",
+    "hardware stack error": "a thread's call stack was damaged or overflowed; the context is lost",
+    "illegal instruction": "a thread ran an instruction that the device does not have; the context "
+    "is lost",
+    "invalid address space": "a thread made an access to another kind of memory than its "
+    "instruction is for; the context is lost",
+    "invalid program counter": "a thread jumped to where there is no code; the context is lost",
+}
 
 _VERBS = {True: "write", False: "read", None: "access"}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
 from pagefuzz.oracles.observation import Launch, Status
 from pagefuzz.oracles.verdict import Failure
+
+#: As the host emulation writes it; `Site` has the same.
+_SITE = re.compile(r", (?P<place>[^\s,]+:\d+), block (?P<block>\(\S+\)) thread (?P<thread>\(\S+\))")
 
 _TITLES = {
     Status.LAUNCH_FAILED: "the launch failed",
@@ -32,7 +37,17 @@ class LaunchJudgement(Judgement):
         return Judged(tuple(failures), len(launches) + len(related))
 
     def _failure(self, launch: Launch, change: str) -> Failure:
-        details = {"access": f"returned {launch.status.name}: {launch.message or 'no message'}"}
+        details = _details(launch)
         if change:
             details["means"] = change
         return Failure(self.name, _TITLES[launch.status], (launch.status.name,), details)
+
+
+def _details(launch: Launch) -> dict[str, str]:
+    """The launcher's sentence, and the place in the source that it names."""
+    text, where = launch.message or "no message", ""
+    if (site := _SITE.search(text)) is not None:
+        where = f"{site['place']}  block {site['block']} thread {site['thread']}"
+        text = text[: site.start()] + text[site.end() :]
+    details = {"access": f"returned {launch.status.name}: {text}", "where": where}
+    return {label: value for label, value in details.items() if value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -14,7 +15,9 @@ from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.journal import Journal, read_journal
 from pagefuzz.harness.campaign.plan import Job, Options, Shard, Unit
 from pagefuzz.harness.campaign.search import HYPOTHESIS_SHARE, Search
+from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import load_finding
+from pagefuzz.harness.reporters.ending import ending
 
 TWO_FAULTS = {"faults": {"bounds:a": ["a", 100], "output:b": ["b", 77]}}
 
@@ -66,6 +69,45 @@ def test_a_finding_that_does_not_always_repeat_is_one(run_campaign):
     (finding,) = ran.result.findings
     assert 0 < finding.repeats < 10
     assert ran.listener.problems == []
+
+
+def test_repeats_are_in_fresh_workers(run_campaign):
+    """What fails only after other cases in its worker is a finding, and 0 of 10 say so."""
+    ran = run_campaign({"faults": {"bounds:a": ["a", 0]}, "stale_after": 3})
+    (finding,) = ran.result.findings
+    assert (finding.repeats, finding.runs) == (0, 10)
+    assert ran.result.exit_code == 1
+
+
+def test_the_most_that_a_worker_held_is_known(run_campaign):
+    """Of all shards of all units; the fake's second worker grows with its cases."""
+    ran = run_campaign({}, cases=1200, jobs=2)
+    held = ran.result.totals.memory
+    assert (held.address_bytes, held.arena_bytes) == (2**40, 2**20)
+    assert held.resident_bytes == 2**28 + 1000
+    text = ending(ran.result, {})
+    assert "memory at most: buffers 1.0 MB in 1.1 TB of addresses, worker 268.4 MB" in text
+    ran.result.backend = "cuda"
+    assert "buffers 1.0 MB of the GPU in 1.1 TB" in ending(ran.result, {})
+
+
+def test_a_torn_line_of_the_journal_spoils_nothing(tmp_path):
+    """What follows half a line, of a crash or a full disk, begins on a line of its own."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"case": 1}\n{"case": {"si')
+    journal = Journal(path)
+    for number in (2, 3):
+        journal.append({"case": number})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 4, before[1]))
+    try:
+        with pytest.raises(CannotCheckError, match="cannot store a failing case in"):
+            journal.append({"case": "does not fit"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    journal.append({"case": 4})
+    journal.close()
+    assert [entry["case"] for entry in read_journal(path)] == [1, 2, 3, 4]
 
 
 def test_a_reported_case_is_minimised_without_hypothesis(run_campaign):
@@ -237,6 +279,25 @@ def test_interrupted_without_findings(run_campaign):
     ran = run_campaign({}, time_s=60.0)
     assert time.monotonic() - began < 10
     assert ran.result.interrupted
+    assert ran.result.totals.cases > 0
+    assert ran.result.exit_code == 2
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_the_terminal_is_closed(run_campaign, times):
+    """SIGHUP, which comes more than once, ends the run like SIGTERM: soon, and as no pass."""
+
+    def hang_up() -> None:
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.05)
+
+    threading.Timer(1.5, hang_up).start()
+    began = time.monotonic()
+    ran = run_campaign({}, time_s=60.0)
+    assert time.monotonic() - began < 10
+    assert ran.result.interrupted
+    assert ran.listener.problems == []
     assert ran.result.totals.cases > 0
     assert ran.result.exit_code == 2
 

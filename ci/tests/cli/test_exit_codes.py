@@ -248,6 +248,14 @@ def test_list(cli):
         assert word in done.stdout
 
 
+def test_list_on_a_narrow_terminal(cli):
+    """Below its name, where a text has no room beside it."""
+    done = cli("list", env={"COLUMNS": "40"})
+    assert done.returncode == 0
+    assert "  concat_and_cache_ds_mla\n    writes latent" in done.stdout
+    assert len(done.stdout.splitlines()) < 400
+
+
 def test_case_files_of_other_schemas_name_the_schema(cli, tmp_path):
     """A case of a future version is refused with the version that is understood."""
     (tmp_path / "case.json").write_text(json.dumps({"pagefuzz_case": 2}))

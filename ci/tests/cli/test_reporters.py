@@ -18,7 +18,7 @@ from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.result import Result, UnitResult
 from pagefuzz.harness.reporters.ending import ending
 from pagefuzz.harness.reporters.figures import amount, duration
-from pagefuzz.harness.reporters.summary import SubjectSummary, Summary
+from pagefuzz.harness.reporters.summary import MemorySummary, SubjectSummary, Summary
 
 ENDING = """\
 operation/subject             cases  launches  cases/s/core  not run  findings
@@ -107,6 +107,7 @@ def _summary() -> dict:
         versions={"pagefuzz": "0.1.0"},
         commit=None,
         seconds=1.0,
+        memory=MemorySummary(2**40, 2**20, 0, 2**28),
         judgement_units={"output": "bytes"},
         subjects={"op/bundled:page": subject},
         findings=[],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +22,32 @@ from pagefuzz.harness.reporters.summary import Summary
 HOST = ("--device", "host", "--op", "cp_gather_cache")
 GATE = ("--profile", "gate")  # the same cases whatever ran before
 FAULTY = ("--subject", "bundled:page-as-merged")
+TWINS = Path(__file__).parent.parent / "twins"
+
+#: Makes its standard input the terminal that it is under the control of, and becomes pagefuzz.
+UNDER_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "pagefuzz", *sys.argv[1:]])
+"""
+
+
+def _under_terminal(
+    folder: Path, *arguments: str, **environment: str
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The command, and the other end of its terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNDER_TERMINAL, *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "CI"} | environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    return process, ours
 
 
 def _summary(folder: Path) -> Summary:
@@ -170,6 +199,89 @@ def test_interrupted(cli, tmp_path):
     assert "interrupted before the run was finished: not a pass" in rest
     assert "Traceback" not in problems
     assert _summary(tmp_path / "out").interrupted
+
+
+def test_the_terminal_goes_away(tmp_path):
+    """A terminal that is closed ends the run in an orderly way: exit 2, with its summary."""
+    process, terminal = _under_terminal(
+        tmp_path, "fuzz", *HOST, "--time", "5m", "--report", "out", TERM="xterm"
+    )
+    seen = b""
+    while b"cases/s/core" not in seen:  # the live table
+        seen += os.read(terminal, 4096)
+    time.sleep(2)
+    os.close(terminal)
+    began = time.monotonic()
+    assert process.wait(timeout=60) == 2
+    assert time.monotonic() - began < 20
+    assert _summary(tmp_path / "out").interrupted
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param({"TERM": "dumb", "COLUMNS": "40"}, id="dumb"),
+        pytest.param(
+            {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "40", "LINES": "10"},
+            marks=pytest.mark.slow,
+            id="no colour",
+        ),
+    ],
+)
+def test_a_poor_terminal(tmp_path, look):
+    """On a dumb terminal, without colours, of 40 columns: everything is said, nothing breaks."""
+    process, terminal = _under_terminal(tmp_path, "fuzz", *HOST, *FAULTY, "--cases", "5", **look)
+    seen = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(terminal, 4096):
+            seen += data
+    text = seen.decode()
+    assert process.wait(timeout=60) == 1, text
+    os.close(terminal)
+    assert "BOUNDS  read past block_table" in text
+    assert re.search(r"1 findings? in \d+ s", text)
+    assert "Traceback" not in text
+    if look["TERM"] == "dumb":
+        assert "\x1b" not in text
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", text)  # a colour
+
+
+def test_launches_need_not_be_isolated(cli, tmp_path):
+    """--no-isolate: the same cases, the same figures, and it says so."""
+    summaries = []
+    for name in ("isolate", "no-isolate"):
+        done = cli(
+            *("fuzz", *HOST, "--subject", "bundled:page", *GATE, "--cases", "30"),
+            *("--jobs", "1", f"--{name}", "--report", name),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("not isolated" in done.stdout) == (name == "no-isolate")
+        assert re.search(r"^memory at most: buffers .* worker .* MB$", done.stdout, re.M)
+        summaries.append(_summary(tmp_path / name))
+    one, other = (summary.subjects["cp_gather_cache/bundled:page"] for summary in summaries)
+    assert (one.cases, one.classes, one.checked) == (other.cases, other.classes, other.checked)
+    for summary in summaries:
+        assert summary.memory.arena_address_bytes > summary.memory.arena_host_bytes > 0
+        assert summary.memory.resident_bytes > 2**20
+        assert summary.memory.device_bytes == 0
+
+
+@pytest.mark.slow
+def test_a_fault_that_is_not_isolated_is_no_pass(cli, tmp_path):
+    """The runner dies of it: exit 2, with the signal and the case, which then fails isolated."""
+    shutil.copy(TWINS / "null-dereference.toml", tmp_path)
+    subject = ("--subject", "twin:null-dereference.toml")
+    done = cli("fuzz", "--device", "host", *subject, *GATE, "--cases", "300", "--no-isolate")
+    assert done.returncode == 2, done.stdout + done.stderr
+    found = re.search(
+        r"its runner died before it was done \(SIGSEGV\); the case that it was\s+checking is in "
+        r"(\S+)",
+        done.stderr,
+    )
+    assert found, done.stderr
+    again = cli("replay", found[1], "--device", "host", *subject)
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert again.stdout.startswith("DEATH ")
 
 
 def test_killed(tmp_path):

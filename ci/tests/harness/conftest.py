@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ci.chaos_lane import compile_misbehaving as compile_into
+from ci.chaos_lane import misbehaving_assignment
 
-from pagefuzz.harness import subjects
 from pagefuzz.harness.running import Assignment
-
-OPERATION = "cp_gather_cache"
-SOURCE = subjects.KERNELS / "operations" / f"{OPERATION}.cu"
+from pagefuzz.harness.workers.client import Worker
 
 Compile = Callable[..., Path]
 
@@ -21,19 +18,7 @@ Compile = Callable[..., Path]
 @pytest.fixture(scope="session")
 def compile_misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     """Compiles `misbehaving.c` with extra compiler arguments."""
-
-    def compile_(*arguments: str) -> Path:
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        assert compiler, "the tests of the harness need a C compiler"
-        folder = tmp_path_factory.mktemp("object")
-        (folder / "fragment.h").write_text(subjects.abi_fragment(SOURCE))
-        path = folder / "misbehaving.so"
-        source = Path(__file__).parent / "misbehaving.c"
-        command = [compiler, "-shared", "-fPIC", "-O1", f"-I{subjects.KERNELS}", f"-I{folder}"]
-        subprocess.run([*command, *arguments, "-o", str(path), str(source)], check=True)
-        return path
-
-    return compile_
+    return lambda *arguments: compile_into(tmp_path_factory.mktemp("object"), *arguments)
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +28,11 @@ def misbehaving(compile_misbehaving: Compile) -> Path:
 
 @pytest.fixture
 def assignment(misbehaving: Path) -> Assignment:
-    return Assignment(
-        operation=OPERATION,
-        symbol=f"pf_{OPERATION}_page",
-        object_path=str(misbehaving),
-        source_path=str(SOURCE),
-        backend="host",
-        build="release",
-        promises_containment=True,
-    )
+    return misbehaving_assignment(misbehaving)
+
+
+@pytest.fixture
+def worker(assignment: Assignment) -> Iterator[Worker]:
+    made = Worker(assignment, timeout_s=30)
+    yield made
+    made.close()

@@ -41,6 +41,14 @@ int pf_scan(const void *data, int64_t size_bytes, int64_t chunk_bytes, int32_t v
   return PF_OK;
 }
 
+static volatile int64_t spun;
+
+static int64_t overflow(int64_t depth) {
+  volatile int64_t frame[512];
+  frame[depth % 512] = depth;
+  return overflow(depth + 1) + frame[(depth + 1) % 512];
+}
+
 int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *message) {
   message->text[0] = 0;
   switch (args->num_pages) {
@@ -61,6 +69,26 @@ int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *mes
     case 111: for (int file = 3; file < 64; ++file) close(file); break;
     case 112: ((char *)args->dst.data)[-1] ^= 1; break;
     case 113: usleep(600000); break;
+    case 114: for (;;) spun = spun + 1;
+    case 115: raise(SIGSTOP); break;
+    case 116:
+    case 117:
+      if (fork() == 0)
+        for (;;) pause();
+      if (args->num_pages == 116) raise(SIGSEGV);
+      break;
+    case 118:
+      while (malloc((size_t)1 << 30)) continue;
+      abort();
+    case 119: overflow(0); break;
+    case 120:
+      strcpy(message->text,
+             "misaligned address: read of 16 bytes at byte 8 of buffer 0, cp_gather_cache.cu:88, "
+             "block (1,0,0) thread (2,0,0)");
+      return PF_LAUNCH_FAILED;
+    case 121: raise(SIGFPE); break;
+    case 122: raise(SIGTERM); break;
+    case 123: usleep(20000000); break;
   }
   return PF_OK;
 }

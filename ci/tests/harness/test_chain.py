@@ -154,6 +154,12 @@ def test_what_cannot_be_checked_raises_at_once() -> None:
         check(case.with_sizes(width=1))
 
 
+def test_address_sanitizer_needs_isolation() -> None:
+    """Its library must be the first of its process: one sentence, before anything is built."""
+    with pytest.raises(CannotCheckError, match="needs a process of its own"):
+        Checker("cp_gather_cache", "bundled:page", build="asan", isolate=False)
+
+
 def test_the_journal_of_a_checker_is_gone_after_it(tmp_path: Path) -> None:
     """The running case lies in the journal that was asked for, and only while it may be needed."""
     path = tmp_path / "journal.jsonl"

@@ -269,6 +269,22 @@ def mapping_count() -> int:
         return sum(1 for _ in maps)
 
 
+def test_what_an_arena_holds_is_known(arena: HostArena) -> None:
+    """Address space with its guards; memory as far as it exists."""
+    assert (arena.address_bytes, arena.allocated_bytes) == (0, 0)
+    arena.place(plan_of(buffer("a", Role.SOURCE, 8)), expectation_of())
+    assert arena.address_bytes == 2 * GUARD_BYTES + arena.allocated_bytes
+    assert arena.allocated_bytes == POOL_BYTES[0]
+    arena.place(plan_of(buffer("a", Role.DESTINATION, 2**40)), expectation_of())
+    assert arena.address_bytes > 2**40
+    assert arena.allocated_bytes < 2**20
+    arena.fill(0)
+    held = arena.allocated_bytes
+    arena.close()
+    assert held < 2**22
+    assert (arena.address_bytes, arena.allocated_bytes) == (0, 0)
+
+
 def test_more_than_there_is_does_not_fit(arena: HostArena) -> None:
     """A buffer beyond the address space is refused with a reason, by name."""
     with pytest.raises(DoesNotFitError, match="src: no"):

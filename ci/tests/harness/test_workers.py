@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -14,13 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ci.chaos_lane import misbehaving_case as case_of
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Answer, Assignment
 from pagefuzz.harness.workers.blackbox import BlackBox
-from pagefuzz.harness.workers.client import ForkServer, Worker, close_servers, shared_server
+from pagefuzz.harness.workers.client import (
+    ForkServer,
+    Worker,
+    close_servers,
+    shared_server,
+)
 from pagefuzz.harness.workers.journal import Journal, last_entry, left_behind, new_path
-from pagefuzz.oracles.case import Case, CaseError, Placement, Values
+from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
@@ -31,40 +38,9 @@ NAP = 113  # 0.6 s a launch
 HARMLESS = 1
 
 
-def case_of(num_pages: int, **sizes: int) -> Case:
-    """A launch with nothing to do, so that the right thing to do is nothing."""
-    return Case(
-        "cp_gather_cache",
-        {
-            "num_requests": 0,
-            "num_tokens": 0,
-            "page_size_tokens": 1,
-            "num_pages": num_pages,
-            "table_width": 0,
-            "table_row_stride": 0,
-            "page_stride_bytes": 8,
-            "slot_stride_bytes": 8,
-            "dst_rows": 0,
-            "dst_row_stride_bytes": 8,
-            "entry_bytes": 8,
-            "element_bytes": 1,
-            "has_terminal": 0,
-            **sizes,
-        },
-        {"block_table": Values.literal(), "starts": Values.literal()},
-    )
-
-
 def outcome(answer: Answer | Death) -> Outcome:
     assert isinstance(answer, Answer), answer
     return answer.verdict.outcome
-
-
-@pytest.fixture
-def worker(assignment: Assignment) -> Iterator[Worker]:
-    made = Worker(assignment, timeout_s=30)
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -281,8 +257,6 @@ def test_killing_the_parent_leaves_no_process_and_the_case(
     assignment: Assignment, tmp_path: Path
 ) -> None:
     """kill -9 in the middle of a launch: server and worker end, the journal holds the case."""
-    import json
-
     hang, journal = case_of(HANG), tmp_path / "journal.jsonl"
     arguments = [
         json.dumps(assignment.to_json()),

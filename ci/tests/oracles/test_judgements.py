@@ -307,6 +307,27 @@ def test_death(base_case: Case, bench: MakeBench) -> None:
     assert failure.details["access"] == "SIGSEGV: address 0x10"
 
 
+@pytest.mark.parametrize(
+    ("how", "means"),
+    [
+        ("SIGSEGV", "the launch touched memory that nobody may touch"),
+        ("SIGABRT", "the launch called abort"),
+        ("SIGBUS", "the launch touched memory behind which there is none"),
+        ("SIGKILL", "the process was killed in this launch, and again"),
+        ("exit status 3", "the launch ended its process by exit"),
+        ("AddressSanitizer heap-use-after-free", "AddressSanitizer saw a forbidden access"),
+        ("illegal memory access", "a thread touched device memory that is mapped nowhere"),
+        ("misaligned address", "a thread made an access at an address that is no multiple"),
+        ("launch failure", "the kernel failed on the device"),
+        ("signal 64", "the process that launched ended instead of answering"),
+    ],
+)
+def test_every_end_is_a_sentence(base_case: Case, bench: MakeBench, how: str, means: str) -> None:
+    """What a signal or an error of the device means, beside its name."""
+    failure = only(judge(bench(base_case).run(death=Death(how))))
+    assert failure.details["means"].startswith(means)
+
+
 def test_access_faults(base_case: Case, bench: MakeBench) -> None:
     """A recorded access is told with its side of the buffer; the same one twice is one."""
     made = bench(base_case)

@@ -4,6 +4,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
 
     faults      identity -> size that is wrong from which value on, e.g. {"bounds:a": ["a", 100]}
     flaky       identities that fail every second time only
+    stale_after  nothing fails in the first so many cases of a worker
     sleep_s     how long a case takes
     kill_after  the runner kills itself (SIGKILL) after so many cases
     not_run     no case is run
@@ -29,6 +30,7 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
 
@@ -39,15 +41,23 @@ JUDGEMENTS = ("death", "output", "bounds")
 class FakeChecker:
     def __init__(self, subject):
         self._subject = subject
-        self._count = 0
+        self._count = self._since_restart = 0
         self._worker = None
 
     @property
     def worker_pid(self):
         return self._worker and self._worker.pid
 
+    @property
+    def memory(self):
+        return MemoryUse(2**40, 2**20, 2**28 + self._count)
+
+    def restart(self):
+        self._since_restart = 0
+
     def check(self, case):
         self._count += 1
+        self._since_restart += 1
         time.sleep(self._subject.get("sleep_s", 0))
         if self._count == self._subject.get("kill_after"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -63,6 +73,8 @@ class FakeChecker:
         details = {} if self._subject.get("nowhere") else {"where": "fake.cu:1"}
         for identity, (size, limit) in self._subject.get("faults", {}).items():
             if identity in self._subject.get("flaky", ()) and self._count % 2:
+                continue
+            if self._since_restart <= self._subject.get("stale_after", 0):
                 continue
             if case.sizes[size] >= limit:
                 judgement, key = identity.split(":")

@@ -1,0 +1,318 @@
+"""Lets launches die and hang in every way there is, and counts what became of each case.
+
+A lane is a process that runs one case after the other, as a runner of a campaign does: the running
+case in a journal, a failing one in another, each answer in a ledger. Between harmless cases come
+injected ones, in random order: launches that crash, hang or exhaust memory, workers and fork
+servers that are killed, full disks, and lanes that are killed themselves. At the end each case must
+have been answered exactly once, and as it should; every failing one must be in the journal; and no
+process, file or mapping may be left.
+
+Exit status: 0 all so, 1 not, 2 could not check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.harness import devices
+from pagefuzz.harness.campaign.journal import read_journal
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.versions import commit
+from pagefuzz.harness.workers.journal import last_entry
+
+sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
+
+from ci.chaos_lane import (
+    CLEAN,
+    HARMLESS,
+    KINDS,
+    LANE_KILLED,
+    NOT_RUN,
+    ON_CUDA,
+    ON_HOST,
+    SLOW_KINDS,
+    LaneJob,
+    compile_misbehaving,
+)
+
+SCHEMA = 1
+
+#: A restarted worker must answer in this time, by backend; the median of a run.
+RESTART_S = {"host": 0.05, "cuda": 2.0}
+
+#: Of all injections, those of each slow kind are one in so many.
+_ONE_IN = 50
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Runs lanes until every case has been answered, and examines what they left."""
+
+    def __init__(self, backend: str, folder: Path, timeout_s: float) -> None:
+        self._backend, self._folder, self._timeout_s = backend, folder, timeout_s
+        self.wrong: list[str] = []
+        self.answers: list[dict[str, Any]] = []
+        self.lanes = 0
+        self.kinds: dict[int, str] = {}
+
+    def run(self, cases: Sequence[tuple[int, str]]) -> None:
+        """`cases` are [number, kind]. Raises `CannotCheckError`."""
+        path = str(compile_misbehaving(self._folder)) if self._backend == "host" else ""
+        self.kinds = dict(cases)
+        rest = list(cases)
+        while rest:
+            self.lanes += 1
+            ledger = self._folder / f"ledger-{self.lanes}.jsonl"
+            running = self._folder / f"running-{self.lanes}.jsonl"
+            failing = self._folder / "failing.jsonl"
+            job = LaneJob(
+                rest,
+                self._backend,
+                path,
+                str(ledger),
+                str(running),
+                str(failing),
+                self._timeout_s,
+            )
+            answers, left = self._lane(job)
+            self.answers += answers
+            done = {answer["number"] for answer in answers}
+            rest = [(number, kind) for number, kind in rest if number not in done]
+            if left is not None:
+                self.wrong += [f"{count} {what} left" for what, count in left.items() if count > 0]
+                if running.exists():
+                    self.wrong.append(f"{running.name} is left, though nothing was running")
+                if rest:
+                    self.wrong.append(f"a lane ended without {len(rest)} of its cases")
+                return
+
+    def _lane(self, job: LaneJob) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
+        """The answers of one lane, and what it left; None for that if it was killed, as it should
+        be. Raises `CannotCheckError` if it died by itself."""
+        file = self._folder / f"job-{self.lanes}.json"
+        file.write_text(json.dumps(asdict(job)))
+        command = [sys.executable, str(Path(__file__).with_name("chaos_lane.py")), str(file)]
+        said = self._folder / f"said-{self.lanes}.txt"
+        with said.open("wb") as output:
+            lane = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True, cwd=self._folder
+            )
+        victims = {number for number, kind in job.cases if kind == "lane killed"}
+        running: int | None = None
+        try:
+            while lane.poll() is None:
+                running = _running_case(Path(job.running))
+                if running in victims:
+                    lane.kill()
+                    lane.wait()
+                    break
+                time.sleep(0.02)
+        finally:
+            if lane.poll() is None:
+                lane.kill()
+                lane.wait()
+        self._expect_no_process_of(lane.pid)
+        lines = [json.loads(line) for line in _lines(Path(job.ledger))]
+        answers = [line for line in lines if "number" in line]
+        if lines and "left" in lines[-1]:
+            return answers, lines[-1]["left"]
+        if running not in victims:
+            tail = " ".join(_lines(said)[-3:])
+            raise CannotCheckError(f"a lane died by itself ({lane.returncode}): {tail}")
+        survived = _running_case(Path(job.running))
+        if survived != running:
+            self.wrong.append(f"case {running} was running when its lane was killed, and is lost")
+        else:
+            assert running is not None
+            answers.append({"number": running, "became": LANE_KILLED, "said": "", "launches": 0})
+        return answers, None
+
+    def _expect_no_process_of(self, session: int, timeout_s: float = 10.0) -> None:
+        """Server, workers and what these started end with their lane, within seconds."""
+        deadline = time.monotonic() + timeout_s
+        while left := _processes_of(session):
+            if time.monotonic() > deadline:
+                self.wrong.append(f"processes {left} are left of a lane")
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+    def examine(self) -> None:
+        """Each case answered once, as it should; failing ones in the journal."""
+        times = Counter(answer["number"] for answer in self.answers)
+        for number, kind in self.kinds.items():
+            if times[number] != 1:
+                self.wrong.append(f"case {number} ({kind}) was answered {times[number]} times")
+        for answer in self.answers:
+            kind = self.kinds[answer["number"]]
+            want = KINDS[kind].want if kind != HARMLESS else CLEAN
+            if answer["became"] != want:
+                self.wrong.append(
+                    f"case {answer['number']} ({kind}): {answer['became']}, not {want}: "
+                    f"{answer['said'] or 'nothing was said'}"
+                )
+            elif want == CLEAN and answer["launches"] != 2:
+                self.wrong.append(f"case {answer['number']} ({kind}) passed half launched")
+            elif want == NOT_RUN and not answer["said"]:
+                self.wrong.append(f"case {answer['number']} ({kind}) was not run for no reason")
+        failed = {
+            answer["number"]
+            for answer in self.answers
+            if answer["became"].startswith("failed")
+            and self.kinds[answer["number"]] != "full disk for failing cases"
+        }
+        entries = read_journal(self._folder / "failing.jsonl")
+        journaled = {entry["case"]["seed"] for entry in entries}
+        self.wrong += [f"case {n} failed and is in no journal" for n in sorted(failed - journaled)]
+        self.wrong += [f"case {n} is in a journal for nothing" for n in sorted(journaled - failed)]
+
+    @property
+    def restarts_s(self) -> list[float]:
+        """What new workers took."""
+        found = [answer.get("restart_s") for answer in self.answers]
+        return [restart_s for restart_s in found if restart_s is not None]
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a file that need not exist."""
+    if not path.exists():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _running_case(path: Path) -> int | None:
+    """The number of the case that a lane is running, or was when it was killed."""
+    try:
+        entry = last_entry(path)
+    except FileNotFoundError:
+        return None
+    return None if entry is None else int(entry["case"]["seed"])
+
+
+def _processes_of(session: int) -> list[int]:
+    """Those of a session that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def drawn(injections: int, kinds: Sequence[str], seed: int) -> list[tuple[int, str]]:
+    """[number, kind] of so many injections, each kind about as often, with as many harmless cases
+    among them; the same ones for the same seed."""
+    slow = [kind for kind in kinds if kind in SLOW_KINDS]
+    fast = [kind for kind in kinds if kind not in SLOW_KINDS] or slow
+    chosen = [kind for kind in slow for _ in range(max(1, injections // _ONE_IN))]
+    chosen += [fast[index % len(fast)] for index in range(injections - len(chosen))]
+    chosen = chosen[:injections] + [HARMLESS] * injections
+    random.Random(seed).shuffle(chosen)
+    return list(enumerate(chosen, 1))
+
+
+def chaos(options: argparse.Namespace, folder: Path) -> int:
+    backend = devices.resolve_device(options.device)
+    possible = ON_HOST if backend == "host" else ON_CUDA
+    kinds = options.kind or possible
+    if unknown := [kind for kind in kinds if kind not in possible]:
+        raise CannotCheckError(
+            f"no kind {unknown[0]!r} on {backend}; there is {', '.join(possible)}"
+        )
+    supervisor = Supervisor(backend, folder, options.timeout)
+    began = time.monotonic()
+    supervisor.run(drawn(options.injections, kinds, options.seed))
+    supervisor.examine()
+    seconds = time.monotonic() - began
+    became: dict[str, Counter[str]] = {}
+    for answer in supervisor.answers:
+        became.setdefault(supervisor.kinds[answer["number"]], Counter())[answer["became"]] += 1
+    width = max(map(len, became))
+    for kind, counts in sorted(became.items()):
+        print(f"{kind:<{width}}  {', '.join(f'{n} {word}' for word, n in counts.items())}")
+    restarts_s = supervisor.restarts_s
+    if not restarts_s:
+        raise CannotCheckError("no worker was started anew")
+    median_s, most_s = statistics.median(restarts_s), max(restarts_s)
+    print(
+        f"{options.injections:,} injections in {supervisor.lanes} lanes, {seconds:.0f} s; "
+        f"{len(restarts_s):,} restarts of a worker, median {1000 * median_s:.1f} ms, "
+        f"at most {1000 * most_s:.1f} ms; {len(supervisor.wrong)} wrong"
+    )
+    if median_s > RESTART_S[backend]:
+        limit_ms = 1000 * RESTART_S[backend]
+        supervisor.wrong.append(f"a restart takes {1000 * median_s:.1f} ms, not {limit_ms:.0f}")
+    if options.report is not None:
+        gpu = devices.machine().gpu if backend == "cuda" else None
+        report = {
+            "pagefuzz_chaos": SCHEMA,
+            "commit": commit() or "unknown",
+            "device": gpu.name if gpu else "host",
+            "seed": options.seed,
+            "injections": options.injections,
+            "cases": len(supervisor.kinds),
+            "lanes": supervisor.lanes,
+            "seconds": round(seconds, 1),
+            "became": {kind: dict(counts) for kind, counts in sorted(became.items())},
+            "restarts": len(restarts_s),
+            "restart_median_s": round(median_s, 4),
+            "restart_max_s": round(most_s, 4),
+            "wrong": supervisor.wrong,
+        }
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        options.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for said in supervisor.wrong[:20]:
+        print(f"chaos: {said}", file=sys.stderr)
+    return 1 if supervisor.wrong else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="ci/chaos", description=__doc__.split("\n\n")[0])
+    top.add_argument("--injections", type=int, default=1000, metavar="N", help="default: 1000")
+    top.add_argument("--device", choices=("host", "cuda"), default="host", help="default: host")
+    top.add_argument("--kind", action="append", metavar="K", help="of injection; default: all")
+    top.add_argument("--seed", type=int, default=1, help="default: 1")
+    top.add_argument(
+        "--timeout",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="after which a launch hangs; default: 0.5",
+    )
+    top.add_argument("--report", type=Path, metavar="FILE.json", help="write figures there")
+    return top
+
+
+def main() -> int:
+    options = parser().parse_args()
+    try:
+        if options.injections < 1:
+            raise CannotCheckError("there must be at least one injection")
+        with tempfile.TemporaryDirectory(prefix="pagefuzz-chaos-") as folder:
+            return chaos(options, Path(folder))
+    except CannotCheckError as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
