@@ -122,7 +122,7 @@ def _applicable(tool: str, chosen: Sequence[Subject], *, is_asked_for: bool) -> 
 class _Run:
     """Unit after unit; tells of each on the terminal.
 
-    folder  for findings; None: they are not stored
+    folder  for findings; None: they are neither minimised nor stored
     """
 
     def __init__(
@@ -153,6 +153,7 @@ class _Run:
                 backend=self.backend,
                 build=self.build,
                 keep_going=self._keep_going,
+                minimise=self._folder is not None,
                 versions=self._versions,
             )
         except CannotCheckError as error:

@@ -26,7 +26,7 @@ from pagefuzz.harness.sanitizers.watching import Watched, Watcher, prove
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.observation import Status
-from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Severity, Verdict
+from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
 
 #: Cases that are launched without the tool too, to say how much slower they are under it.
 COMPARED = 20
@@ -50,7 +50,8 @@ class Opinion:
     notes      what hostile values do to a subject that promises no containment
     not_run    reasons, by number of cases
     turned_down  cases that the launcher turned down or could not launch
-    slowdown   time of a launch under the tool, as a multiple; None if it was not compared
+    slowdown   time of a launch under the tool, as a multiple; None if it was not compared, as with
+               a kernel at fault
     """
 
     unit: Unit
@@ -77,6 +78,7 @@ def opinion(
     backend: str,
     build: str,
     keep_going: bool = False,
+    minimise: bool = False,
     versions: Mapping[str, str] | None = None,
 ) -> Opinion:
     """Shows the cases to a sanitizer.
@@ -84,13 +86,15 @@ def opinion(
     tool     one of `tools.TOOLS`
     build    flags of the object: of a tool of compute-sanitizer without "checked", of a sanitizer
              of the host compiler with its name
+    minimise  makes a case that fails on the host simpler, and repeats it
 
     Raises `CannotCheckError` if the sanitizer gave no account of all of them.
     """
     began = time.monotonic()
     with Checker(unit.operation, unit.subject, backend, build) as checker:
         if tool in checker.build.split(","):
-            found = _OnTheHost(tool, unit, checker, keep_going, versions or {}).watch(cases)
+            host = _OnTheHost(tool, unit, checker, keep_going, versions or {})
+            found = host.watch(cases, minimise=minimise)
         else:
             found = _UnderATool(tool, unit, checker, keep_going, versions or {}).watch(cases)
     if not found.launches:
@@ -182,14 +186,18 @@ class _UnderATool(_Watching):
                 found.others += 1
             else:
                 self._add(*self._by_itself(identity, reports, seen))
-        found.slowdown = self._slowdown(seen)
+        if not seen.reports:  # a kernel at fault is not launched where nobody watches
+            found.slowdown = self._slowdown(seen)
         return found
 
     def _by_itself(
         self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
     ) -> tuple[Case, Verdict, int, int]:
         """The simplest case at hand of which the fault is reported when it is launched alone: case,
-        verdict, and of how many further runs how many reported it."""
+        verdict, how many further runs reported it, and of how many."""
+        if len(seen.launched) == 1:
+            (number,) = seen.launched
+            return (*self._judged(number, seen.reports, seen.launched[number]), 0, 0)
         tried = 0
         for number in self._suspects(reports, seen):
             alone = self._watcher.watch({number: self._cases[number]})
@@ -226,19 +234,14 @@ class _UnderATool(_Watching):
         self, number: int, reports: Sequence[Report], launched: Launched
     ) -> tuple[Case, Verdict]:
         case = self._cases[number]
-        case_class = _class_of(self._operation.name, case)
+        case_class = self._operation.expect(self._operation.plan(case)).case_class
         contained = self._contained
         return case, verdict_of(self._tool, reports, launched, case_class, contained=contained)
 
     def _slowdown(self, seen: Watched) -> float | None:
-        """Of the median launch; None where the plain launches cannot be had."""
+        """Of the median launch; None where there is none to compare."""
         numbers = [n for n, one in seen.launched.items() if one.status == Status.OK][:COMPARED]
-        try:
-            plain = Watcher("", self._checker.assignment).watch(
-                {n: self._cases[n] for n in numbers}
-            )
-        except CannotCheckError:
-            return None  # a fault that only the tool contains
+        plain = Watcher("", self._checker.assignment).watch({n: self._cases[n] for n in numbers})
         compared = [n for n in numbers if n in plain.launched and plain.launched[n].seconds > 0]
         if not compared:
             return None
@@ -249,7 +252,7 @@ class _UnderATool(_Watching):
 class _OnTheHost(_Watching):
     """Sanitizers that are compiled into the object."""
 
-    def watch(self, cases: Sequence[Case]) -> Opinion:
+    def watch(self, cases: Sequence[Case], *, minimise: bool) -> Opinion:
         found, checker = self._found, self._checker
         checker.start()  # without the sanitizer's runtime there is nothing to watch with
         found.device = checker.device
@@ -267,7 +270,8 @@ class _OnTheHost(_Watching):
             if identity not in best or candidate.better_than(best[identity]):
                 best[identity] = candidate
         for identity, one in best.items():
-            if cause(one.verdict) is None or (found.findings and not self._keep_going):
+            is_one_of_many = found.findings and not self._keep_going
+            if cause(one.verdict) is None or is_one_of_many or not minimise:
                 self._add(one.case, one.verdict, 0, 0)
                 continue
             simplest, in_time = self._simplest(one.case, identity)
@@ -294,8 +298,3 @@ class _OnTheHost(_Watching):
                 return False  # a step too far
 
         return simplify(case, still_fails), in_time
-
-
-def _class_of(operation: str, case: Case) -> CaseClass:
-    known = registry.operation(operation)
-    return known.expect(known.plan(case)).case_class

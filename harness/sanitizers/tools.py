@@ -66,6 +66,7 @@ def watched_command(tool: str, program: Sequence[str]) -> list[str]:
         )
     options = [
         *("--tool", tool),
+        *("--target-processes", "application-only"),  # not compilers that it starts
         *("--error-exitcode", str(ERROR_EXIT_CODE)),
         *("--launch-timeout", str(_LAUNCH_TIMEOUT_S)),
         *("--print-limit", "0"),  # none
