@@ -111,6 +111,11 @@ class Checker:
         )
 
     @property
+    def assignment(self) -> Assignment:
+        """What its worker is told to launch."""
+        return self._assignment
+
+    @property
     def device(self) -> str:
         return self._worker.device
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from pagefuzz import __version__
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.profiles import PROFILES
+from pagefuzz.harness.sanitizers.tools import TOOLS
 
 _EXAMPLES = """\
 examples:
@@ -121,7 +122,9 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="such as bundled:page, twin:NAME or twin:FILE.toml; default: every bundled one that "
         "is not known to be faulty",
     )
-    _add_device(fuzz, default="auto", build="checked")
+    _add_device(fuzz, default="auto")
+    _add_sanitizer(fuzz, "show the cases to a sanitizer, 100 of each unit unless --cases says "
+                   "otherwise")  # fmt: skip
     fuzz.add_argument("--profile", choices=PROFILES, default="smoke", help="default: smoke")
     bound = fuzz.add_mutually_exclusive_group()
     bound.add_argument(
@@ -173,7 +176,8 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     replay.add_argument("case", type=Path, metavar="CASE.json", help="case or finding file")
     replay.add_argument("--subject", metavar="S", help="default: the finding's")
-    _add_device(replay, default=None, build=None)
+    _add_device(replay, default=None)
+    _add_sanitizer(replay, "show the case to a sanitizer; default: the finding's, else none")
     _add_workers(replay)
 
 
@@ -205,7 +209,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="S",
         help="subject of copy_blocks, which copies pages in between; default: the bundled one",
     )
-    _add_device(trip, default=None, build=None)
+    _add_device(trip, default=None)
     bound = trip.add_mutually_exclusive_group()
     bound.add_argument(
         "--time",
@@ -251,9 +255,7 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_gpu_memory(matrix)
 
 
-def _add_device(
-    command: argparse.ArgumentParser, *, default: str | None, build: str | None
-) -> None:
+def _add_device(command: argparse.ArgumentParser, *, default: str | None) -> None:
     command.add_argument(
         "--device",
         choices=("auto", "host", "cuda"),
@@ -263,10 +265,20 @@ def _add_device(
     )
     command.add_argument(
         "--build",
-        default=build,
         metavar="FLAGS",
         help="checked, release, ubsan, asan, coverage, or several, separated by commas; "
-        + (f"default: {build}" if build else "default: the finding's, else checked"),
+        + ("default: checked" if default else "default: the finding's, else checked"),
+    )
+
+
+def _add_sanitizer(command: argparse.ArgumentParser, does: str) -> None:
+    command.add_argument(
+        "--sanitizer",
+        choices=TOOLS,
+        metavar="TOOL",
+        help=f"{does}. Of compute-sanitizer, on a GPU: memcheck, racecheck, initcheck, synccheck; "
+        "of the compiler, on the host: asan, ubsan. The build is a release one, unless --build "
+        "says otherwise",
     )
 
 
@@ -333,6 +345,10 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     from pagefuzz.oracles.case import CaseError
 
     try:
+        if options.command == "fuzz" and options.sanitizer is not None:
+            from pagefuzz.harness.commands.second_opinion import fuzz_with_sanitizer
+
+            return fuzz_with_sanitizer(options, given)
         if options.command == "fuzz":
             from pagefuzz.harness.commands.fuzz import fuzz
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from pagefuzz.harness.build import compiler, compiler_version
 from pagefuzz.harness.devices import Machine, machine
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.sanitizers.tools import find_compute_sanitizer
 from pagefuzz.harness.triton.private import require_triton
 from pagefuzz.harness.versions import versions
 
@@ -44,6 +44,7 @@ LAYERS = (
     Layer("compilation keys", "what a new batch has compiled anew", (HOST, CUDA), "triton"),
     Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
     Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
+    Layer("compute-sanitizer", "accesses, races, barriers, once more", (CUDA,), "release"),
 )
 
 
@@ -67,12 +68,9 @@ class Examination:
         """Whether it is there: "yes", "no" (not on this machine) or "-" (no such thing)."""
         if backend not in layer.backends:
             return "-"
-        needed = {"asan": "AddressSanitizer", "triton": "triton"}.get(layer.needs)
-        lacks = needed is not None and not self._has(needed)
+        needed = "triton" if layer.needs == "triton" else layer.name
+        lacks = any(fact.name == needed and not fact.there for fact in self.facts)
         return "no" if self.unusable[backend] or lacks else "yes"
-
-    def _has(self, name: str) -> bool:
-        return any(fact.there for fact in self.facts if fact.name == name)
 
 
 def examine() -> Examination:
@@ -140,6 +138,14 @@ def _asan() -> Fact:
 
 
 def _sanitizer() -> Fact:
-    there = shutil.which("compute-sanitizer") is not None
-    text = "found" if there else "none"
-    return Fact("compute-sanitizer", there, f"{text}; this version does not run it")
+    name = "compute-sanitizer"
+    if (found := find_compute_sanitizer()) is None:
+        return Fact(name, False, "none; it comes with the CUDA toolkit or pagefuzz[cuda]")
+    try:
+        done = subprocess.run(
+            [found, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Fact(name, False, f"{found} does not run: {error}")
+    version = next((line for line in done.stdout.splitlines() if "ersion" in line), "found")
+    return Fact(name, done.returncode == 0, version.strip())

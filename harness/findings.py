@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.sanitizers.tools import COMPUTE
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
 
@@ -44,6 +45,7 @@ LAYERS = {
     "refusal": "launch status",
     "launch": "launch status",
     "death": "worker",
+    **dict.fromkeys(COMPUTE, "compute-sanitizer"),
 }
 
 _LABEL_WIDTH = 8
@@ -102,6 +104,11 @@ class Finding:
     @property
     def identity(self) -> str:
         return identity_of(self.verdict)
+
+    @property
+    def sanitizer(self) -> str:
+        """The tool of compute-sanitizer that reported it; "" if a judgement did."""
+        return self.failure.judgement if self.failure.judgement in COMPUTE else ""
 
     @property
     def digest(self) -> str:
@@ -216,6 +223,8 @@ class Finding:
         if self.runs == 0:
             return "not repeated"
         repeated = f"{self.repeats} of {self.runs} further runs failed the same way"
+        if self.sanitizer:
+            return f"{repeated}; the simplest case that was drawn, not minimised"
         return repeated if self.minimised else f"{repeated}; not fully minimised, time was up"
 
     @staticmethod
@@ -288,6 +297,12 @@ def assert_fixed(path: Path) -> None:
     from pagefuzz.harness.check import Checker
 
     finding = load_finding(path)
+    if finding.sanitizer:
+        from pagefuzz.harness.sanitizers.opinion import again
+
+        if now := again(finding).findings:
+            raise AssertionError(f"not fixed:\n{now[0].text(path=path)}")
+        return
     with Checker(finding.operation, finding.subject, finding.backend, finding.build) as checker:
         verdict = checker.check(finding.case)
     if verdict.outcome is Outcome.NOT_RUN:

@@ -53,7 +53,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     ]
     if options.report is not None:
         make_folder(options.report)
-    build, flags = _build_all(units, backend, options.build, isolate=options.isolate)
+    build, flags = _build_all(units, backend, options.build or "checked", isolate=options.isolate)
 
     time_s, cases = options.time, options.cases
     if time_s is None and cases is None:

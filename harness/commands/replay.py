@@ -20,6 +20,12 @@ def replay(options: argparse.Namespace) -> int:
     path: Path = options.case
     case = load_case(path)
     finding = load_finding(path) if _is_finding(path) else None
+    if tool := options.sanitizer or (finding.sanitizer if finding else ""):
+        from pagefuzz.harness.commands.second_opinion import replay_with_sanitizer
+
+        on = options.subject or (finding.subject if finding else None)
+        built = finding.build if finding and finding.sanitizer else None
+        return replay_with_sanitizer(tool, case, on, options.device, options.build or built)
     device = options.device or (finding.backend if finding else "auto")
     build = options.build or (finding.build if finding else "checked")
     subject = options.subject or (finding.subject if finding else None)

@@ -1,0 +1,117 @@
+"""Sanitizers of the host compiler: `--sanitizer asan` and `ubsan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ci.tests.planted import case_of, twin
+
+from pagefuzz.harness.findings import load_finding
+
+ONE = ("fuzz", "--op", "cp_gather_cache", "--sanitizer")
+
+
+def said(done):
+    return done.stdout + done.stderr
+
+
+def test_a_clean_second_opinion(cli, tmp_path):
+    """Exit 0, with how many launches were watched, on the terminal and in a file."""
+    done = cli(*ONE, "asan", "--subject", "bundled:page", "--cases", "20", "--report", "out")
+    assert done.returncode == 0, said(done)
+    assert "asan  host, asan build; 20 cases a unit, seed 0" in done.stdout
+    assert "launches watched by asan" in done.stdout.splitlines()[-1]
+    written = json.loads((tmp_path / "out" / "sanitizer.json").read_text())
+    (unit,) = written["units"].values()
+    assert unit["launches"] >= 40
+    assert unit["findings"] == []
+
+
+def planted_case(folder: Path, name: str) -> str:
+    """A file with the case that shows a planted fault."""
+    path = folder / "case.json"
+    path.write_text(case_of(name).dumps())
+    return str(path)
+
+
+def test_a_read_past_the_table_is_reported(cli, tmp_path):
+    """AddressSanitizer names it, with its line; exit 1."""
+    name = "table-width-unguarded"
+    done = cli(
+        *("replay", planted_case(tmp_path, name), "--sanitizer", "asan", "--subject", twin(name))
+    )
+    assert done.returncode == 1, said(done)
+    assert "DEATH  AddressSanitizer" in done.stdout
+    assert "cp_gather_cache.cu:" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_finding_is_minimised_stored_and_replayed(cli, tmp_path):
+    """From drawn cases to a finding file, a journal and the same again."""
+    done = cli(*ONE, "asan", "--subject", "twin:table-width-unguarded", "--cases", "40")
+    assert done.returncode == 1, said(done)
+    (path,) = (tmp_path / "findings").glob("death-*.json")
+    finding = load_finding(path)
+    assert (finding.build, finding.failure.judgement) == ("asan", "death")
+    assert finding.repeats == finding.runs > 0
+    assert (tmp_path / "findings" / "journal.jsonl").exists()
+    assert cli("replay", str(path)).returncode == 1
+    sound = cli("replay", str(path), "--sanitizer", "asan", "--subject", "bundled:page")
+    assert sound.returncode == 0, said(sound)
+
+
+def test_without_a_runtime_there_is_no_opinion(cli, tmp_path):
+    """Exit 2: a compiler that has no AddressSanitizer."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-print-file-name=*) echo libasan.so;; *) exec g++ "$@";; esac\n'
+    )
+    compiler.chmod(0o755)
+    done = cli(
+        *(*ONE, "asan", "--subject", "bundled:page", "--cases", "1"),
+        env={"PAGEFUZZ_CXX": str(compiler)},
+    )
+    assert done.returncode == 2, said(done)
+    assert "comes without AddressSanitizer's runtime" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_signed_overflow_is_a_finding(cli, tmp_path):
+    """UBSan sees the 32-bit offset of a twin, and nothing in the kernel itself."""
+    name = "copy-int32-page-offset"
+    replay = ("replay", planted_case(tmp_path, name), "--sanitizer", "ubsan", "--subject")
+    faulty = cli(*replay, twin(name))
+    assert faulty.returncode == 1, said(faulty)
+    assert "OVERFLOW" in faulty.stdout
+    sound = cli(*replay, "bundled:page")
+    assert sound.returncode == 0, said(sound)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--sanitizer", "memcheck"), "there is no GPU to check on"),
+        (("--sanitizer", "asan", "--time", "3s"), "asan is shown a number of cases"),
+        (("--sanitizer", "asan", "--build", "checked"), "a checked build suppresses"),
+        (("--sanitizer", "asan", "--device", "cuda"), "asan watches kernels on host only"),
+        (
+            ("--sanitizer", "asan", "--op", "cp_gather_indexer_k_quant_cache_hinted"),
+            "is a Triton kernel, which asan cannot watch",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said(cli, arguments, sentence):
+    """Exit 2 and one sentence, before anything runs."""
+    done = cli("fuzz", *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2, said(done)
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_sanitizer_is_refused(cli):
+    """As any other choice."""
+    done = cli("fuzz", "--sanitizer", "valgrind")
+    assert done.returncode == 2
+    assert "invalid choice: 'valgrind'" in done.stderr

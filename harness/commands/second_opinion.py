@@ -1,0 +1,256 @@
+"""`--sanitizer` of `pagefuzz fuzz` and `pagefuzz replay`: cases under the sanitizers of others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pagefuzz.harness.build import RELEASE
+from pagefuzz.harness.campaign.journal import Journal
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.commands.fuzz import make_folder
+from pagefuzz.harness.commands.selection import selected_subjects
+from pagefuzz.harness.devices import resolve_device
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import Finding
+from pagefuzz.harness.profiles import PROFILES
+from pagefuzz.harness.reporters.figures import duration, plural
+from pagefuzz.harness.sanitizers.cases import cases_of
+from pagefuzz.harness.sanitizers.opinion import Opinion, opinion
+from pagefuzz.harness.sanitizers.tools import COMPUTE, HOST, find_compute_sanitizer
+from pagefuzz.harness.sanitizers.watching import prove
+from pagefuzz.harness.subjects import Subject
+from pagefuzz.harness.versions import commit, versions
+from pagefuzz.oracles.case import Case
+
+#: Cases to draw for each unit, unless --cases says otherwise.
+CASES = 100
+
+
+def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Shows drawn cases of every unit to a sanitizer; the exit code. Raises `CannotCheckError`
+    before anything has run."""
+    tool = options.sanitizer
+    if options.time is not None:
+        raise CannotCheckError(f"{tool} is shown a number of cases: give --cases, not --time")
+    backend, build = backend_and_build(tool, options.device, options.build)
+    chosen = _applicable(
+        tool,
+        selected_subjects(options.op, options.subject),
+        is_asked_for=bool(options.op or options.subject),
+    )
+    if options.report is not None:
+        make_folder(options.report)
+    profile = PROFILES[options.profile]
+    seed = options.seed
+    if seed is None:
+        seed = secrets.randbits(32) if profile.fixed_seed is None else profile.fixed_seed
+    count = options.cases or CASES
+    units = [
+        Unit(
+            subject.operation,
+            subject.name,
+            subject.promises_containment if options.hostile is None else options.hostile,
+        )
+        for subject in chosen
+    ]
+    run = _Run(tool, backend, build, options.report or Path(), keep_going=options.keep_going)
+    print(f"{tool}  {backend}, {build} build; {count:,} cases a unit, seed {seed}", flush=True)
+    run.prove()
+    for unit in units:
+        run.watch(unit, partial(cases_of, unit, count, seed))
+    if options.report is not None:
+        _write(options.report / "sanitizer.json", run.to_json(command, seed))
+    return run.end()
+
+
+def replay_with_sanitizer(
+    tool: str, case: Case, subject: str | None, device: str | None, build: str | None
+) -> int:
+    """Shows one case to a sanitizer, on every subject that is asked for; the exit code."""
+    backend, build = backend_and_build(tool, device, build)
+    names = None if subject is None else [subject]
+    chosen = _applicable(
+        tool, selected_subjects([case.operation], names), is_asked_for=subject is not None
+    )
+    run = _Run(tool, backend, build, None, keep_going=True)
+    run.prove()
+    for one in chosen:
+        run.watch(Unit(one.operation, one.name, hostile=True), lambda: [case])
+    return run.end()
+
+
+def backend_and_build(tool: str, device: str | None, build: str | None) -> tuple[str, str]:
+    """What a sanitizer watches. Raises `CannotCheckError` for what it cannot."""
+    wanted = "cuda" if tool in COMPUTE else "host"
+    if device not in (None, "auto", wanted):
+        others = ", ".join(HOST if tool in COMPUTE else COMPUTE)
+        raise CannotCheckError(f"{tool} watches kernels on {wanted} only; on {device} do {others}")
+    flags = set((build or RELEASE).split(",")) - {RELEASE}
+    if "checked" in flags:
+        raise CannotCheckError(
+            f"a checked build suppresses each access that {tool} would report: give another "
+            "--build, or none"
+        )
+    if tool in HOST:
+        flags.add(tool)
+    return resolve_device(wanted), ",".join(sorted(flags)) or RELEASE
+
+
+def _applicable(tool: str, chosen: Sequence[Subject], *, is_asked_for: bool) -> Sequence[Subject]:
+    """Without Triton kernels, where Triton interprets them: nothing is compiled there that a
+    sanitizer could be compiled into. Raises `CannotCheckError` if one was asked for."""
+    without = [one for one in chosen if tool in COMPUTE or one.source.suffix != ".py"]
+    for one in chosen:
+        if one in without:
+            continue
+        said = f"{one.operation}/{one.name} is a Triton kernel, which {tool} cannot watch"
+        if is_asked_for:
+            raise CannotCheckError(said)
+        print(f"left out: {said}")
+    return without
+
+
+class _Run:
+    """Unit after unit; tells of each on the terminal.
+
+    folder  for findings; None: they are neither minimised nor stored
+    """
+
+    def __init__(
+        self, tool: str, backend: str, build: str, folder: Path | None, *, keep_going: bool
+    ) -> None:
+        self.tool, self.backend, self.build = tool, backend, build
+        self._folder, self._keep_going = folder, keep_going
+        self._opinions: list[Opinion] = []
+        self._problems: dict[str, str] = {}
+        self._unstored = ""
+        self._versions = versions()
+        self._width = shutil.get_terminal_size().columns
+
+    def prove(self) -> None:
+        """A tool that does not see its canary is not asked for an opinion."""
+        if self.tool in COMPUTE:
+            count = prove(self.tool)
+            print(f"{self.tool} reports its own deliberate fault ({plural(count, 'reports')}): "
+                  f"it watches; {find_compute_sanitizer()}", flush=True)  # fmt: skip
+
+    def watch(self, unit: Unit, cases: Callable[[], Sequence[Case]]) -> None:
+        """`cases` is called for them."""
+        try:
+            found = opinion(
+                self.tool,
+                unit,
+                cases(),
+                backend=self.backend,
+                build=self.build,
+                keep_going=self._keep_going,
+                minimise=self._folder is not None,
+                versions=self._versions,
+            )
+        except CannotCheckError as error:
+            self._problems[unit.name] = str(error)
+            print(f"pagefuzz: {unit.name}: {error}", file=sys.stderr, flush=True)
+            return
+        self._opinions.append(found)
+        print(f"{unit.name}: {_said(found, self.tool)}", flush=True)
+        for reason, times in found.not_run.items():
+            print(f"  not run, {plural(times, 'cases')}: {reason}")
+        for title, times in Counter(note.title for note in found.notes).items():
+            print(f"  hardening note, {plural(times, 'cases')}: {title}")
+        for finding in found.findings:
+            path = None
+            if self._folder is not None:
+                try:
+                    self._journal(finding)
+                    path = finding.save(self._folder / "findings")
+                except CannotCheckError as error:
+                    self._unstored = str(error)
+                    print(f"pagefuzz: {error}", file=sys.stderr)
+            print(f"\n{finding.text(self._width, path)}\n", flush=True)
+
+    def _journal(self, finding: Finding) -> None:
+        assert self._folder is not None
+        journal = Journal(self._folder / "findings" / "journal.jsonl")
+        try:
+            journal.append(
+                {
+                    "operation": finding.operation,
+                    "subject": finding.subject,
+                    "backend": finding.backend,
+                    "build": finding.build,
+                    "identity": finding.identity,
+                    "case": finding.case.to_json(),
+                }
+            )
+        finally:
+            journal.close()
+
+    def end(self) -> int:
+        """Says how it ended; the exit code."""
+        findings = sum(len(one.findings) for one in self._opinions)
+        launches = sum(one.launches for one in self._opinions)
+        seconds = duration(sum(one.seconds for one in self._opinions))
+        watched = f"{plural(launches, 'launches')} watched by {self.tool} in {seconds}"
+        if findings:
+            print(f"{plural(findings, 'findings')} in {watched}")
+            return 1
+        if self._problems or not launches:
+            print(
+                f"not checked: {plural(len(self._problems), 'problems')}, listed above; {watched}"
+            )
+            return 2
+        print(f"clean: nothing was reported of {watched}")
+        return 0
+
+    def to_json(self, command: Sequence[str], seed: int) -> dict[str, Any]:
+        return {
+            "command": ["pagefuzz", *command],
+            "sanitizer": self.tool,
+            "backend": self.backend,
+            "build": self.build,
+            "seed": seed,
+            "commit": commit(),
+            "versions": self._versions,
+            "units": {
+                one.unit.name: {
+                    "cases": one.cases,
+                    "launches": one.launches,
+                    "not_run": one.not_run,
+                    "turned_down": one.turned_down,
+                    "findings": [finding.identity for finding in one.findings],
+                    "others": one.others,
+                    "slowdown": one.slowdown,
+                    "seconds": round(one.seconds, 3),
+                }
+                for one in self._opinions
+            },
+            "problems": self._problems,
+        }
+
+
+def _said(found: Opinion, tool: str) -> str:
+    parts = [f"{plural(found.cases, 'cases')}, {plural(found.launches, 'launches')} watched"]
+    if found.turned_down:
+        parts.append(f"{found.turned_down:,} turned down by the launcher")
+    if found.slowdown is not None:
+        parts.append(f"{found.slowdown:.1f} times slower than without")
+    parts.append(plural(len(found.findings), "findings") if found.findings else "nothing reported")
+    if found.others:
+        parts.append(f"{plural(found.others, 'other faults')} too, which --keep-going lists")
+    return f"{', '.join(parts)}, {duration(found.seconds)}"
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CannotCheckError(f"cannot write {path}: {error.strerror or error}") from None

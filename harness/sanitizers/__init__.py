@@ -1,0 +1,1 @@
+"""Second opinions: the sanitizers of others, on the cases of ours."""

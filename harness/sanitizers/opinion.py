@@ -1,0 +1,300 @@
+"""A second opinion on one unit: its cases under one sanitizer, and findings with the case attached.
+
+compute-sanitizer watches a process with all cases. Its output says only roughly which case a report
+is of, so that each fault is looked for again with one case a process: what is reported then is of
+that case. Sanitizers of the host compiler end the process at the first fault: there the ordinary
+workers do.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagefuzz.harness.campaign.candidate import Candidate
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.campaign.simplify import simplify, weight
+from pagefuzz.harness.check import Checker
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import Finding, cause, identity_of
+from pagefuzz.harness.sanitizers.failures import verdict_of
+from pagefuzz.harness.sanitizers.reports import Report, by_identity
+from pagefuzz.harness.sanitizers.watched import Launched
+from pagefuzz.harness.sanitizers.watching import Watched, Watcher, prove
+from pagefuzz.oracles import registry
+from pagefuzz.oracles.case import Case, CaseError
+from pagefuzz.oracles.observation import Status
+from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
+
+#: Cases that are launched without the tool too, to say how much slower they are under it.
+COMPARED = 20
+
+#: Cases of one fault that are launched by themselves before others are.
+_HINTED = 3
+
+#: Further runs of a case that fails on the host, and the time for making it simpler.
+_REPEATS = 10
+_SIMPLIFY_S = 10.0
+
+
+@dataclass
+class Opinion:
+    """What a sanitizer said of a unit.
+
+    cases      that it was shown
+    launches   that it watched
+    findings   one for each distinct fault; the first only, unless asked to keep going
+    others     faults beyond those
+    notes      what hostile values do to a subject that promises no containment
+    not_run    reasons, by number of cases
+    turned_down  cases that the launcher turned down or could not launch
+    slowdown   time of a launch under the tool, as a multiple; None if it was not compared, as with
+               a kernel at fault
+    """
+
+    unit: Unit
+    cases: int = 0
+    launches: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    others: int = 0
+    notes: list[Failure] = field(default_factory=list)
+    not_run: dict[str, int] = field(default_factory=dict)
+    turned_down: int = 0
+    slowdown: float | None = None
+    device: str = ""
+    seconds: float = 0.0
+
+    def count_not_run(self, reason: str) -> None:
+        self.not_run[reason] = self.not_run.get(reason, 0) + 1
+
+
+def opinion(
+    tool: str,
+    unit: Unit,
+    cases: Sequence[Case],
+    *,
+    backend: str,
+    build: str,
+    keep_going: bool = False,
+    minimise: bool = False,
+    versions: Mapping[str, str] | None = None,
+) -> Opinion:
+    """Shows the cases to a sanitizer.
+
+    tool     one of `tools.TOOLS`
+    build    flags of the object: of a tool of compute-sanitizer without "checked", of a sanitizer
+             of the host compiler with its name
+    minimise  makes a case that fails on the host simpler, and repeats it
+
+    Raises `CannotCheckError` if the sanitizer gave no account of all of them.
+    """
+    began = time.monotonic()
+    with Checker(unit.operation, unit.subject, backend, build) as checker:
+        if tool in checker.build.split(","):
+            host = _OnTheHost(tool, unit, checker, keep_going, versions or {})
+            found = host.watch(cases, minimise=minimise)
+        else:
+            found = _UnderATool(tool, unit, checker, keep_going, versions or {}).watch(cases)
+    if not found.launches:
+        reasons = ", ".join(found.not_run) or "no case led to a launch"
+        raise CannotCheckError(f"{unit.name}: {tool} watched nothing: {reasons}")
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def again(finding: Finding) -> Opinion:
+    """Shows the case of a tool's finding to the same tool, as `opinion` does."""
+    prove(finding.sanitizer)
+    return opinion(
+        finding.sanitizer,
+        Unit(finding.operation, finding.subject, hostile=True),
+        [finding.case],
+        backend=finding.backend,
+        build=finding.build,
+    )
+
+
+class _Watching:
+    def __init__(
+        self,
+        tool: str,
+        unit: Unit,
+        checker: Checker,
+        keep_going: bool,
+        versions: Mapping[str, str],
+    ) -> None:
+        self._tool, self._unit, self._checker = tool, unit, checker
+        self._keep_going, self._versions = keep_going, versions
+        self._operation = registry.operation(unit.operation)
+        self._contained = checker.subject.promises_containment
+        self._found = Opinion(unit)
+
+    def _add(
+        self,
+        case: Case,
+        verdict: Verdict,
+        repeats: int,
+        runs: int,
+        *,
+        minimised: bool = False,
+    ) -> None:
+        """A finding, if its verdict failed and it is wanted; a note, or one of the others, else."""
+        found = self._found
+        if cause(verdict) is None:
+            found.notes += [f for f in verdict.failures if f.severity is Severity.NOTE]
+        elif any(one.identity == identity_of(verdict) for one in found.findings):
+            pass
+        elif found.findings and not self._keep_going:
+            found.others += 1
+        else:
+            found.findings.append(
+                Finding(
+                    operation=self._unit.operation,
+                    subject=self._unit.subject,
+                    backend=self._checker.backend,
+                    device=found.device,
+                    build=self._checker.build,
+                    case=case,
+                    verdict=verdict,
+                    minimised=minimised,
+                    repeats=repeats,
+                    runs=runs,
+                    versions=self._versions,
+                )
+            )
+
+
+class _UnderATool(_Watching):
+    """compute-sanitizer."""
+
+    def watch(self, cases: Sequence[Case]) -> Opinion:
+        found = self._found
+        self._cases = dict(enumerate(cases))
+        self._watcher = Watcher(self._tool, self._checker.assignment)
+        seen = self._watcher.watch(self._cases)
+        found.cases, found.launches = len(cases), seen.launches
+        for one in seen.launched.values():
+            found.device = one.device
+            if one.not_run:
+                found.count_not_run(one.message)
+            elif one.status not in (None, Status.OK):
+                found.turned_down += 1
+        for identity, reports in by_identity(seen.reports).items():
+            if found.findings and not self._keep_going:
+                found.others += 1
+            else:
+                self._add(*self._by_itself(identity, reports, seen))
+        if not seen.reports:  # a kernel at fault is not launched where nobody watches
+            found.slowdown = self._slowdown(seen)
+        return found
+
+    def _by_itself(
+        self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
+    ) -> tuple[Case, Verdict, int, int]:
+        """The simplest case at hand of which the fault is reported when it is launched alone: case,
+        verdict, how many further runs reported it, and of how many."""
+        if len(seen.launched) == 1:
+            (number,) = seen.launched
+            return (*self._judged(number, seen.reports, seen.launched[number]), 0, 0)
+        tried = 0
+        for number in self._suspects(reports, seen):
+            alone = self._watcher.watch({number: self._cases[number]})
+            tried += 1
+            same = [report for report in alone.reports if report.identity == identity]
+            if same:
+                others = [report for report in alone.reports if report.identity != identity]
+                return (*self._judged(number, [*same, *others], alone.launched[number]), 1, 1)
+        # It does not repeat; it was reported all the same.
+        hinted = [report.case for report in reports if report.case in seen.launched]
+        number = hinted[0] if hinted and hinted[0] is not None else max(seen.launched)
+        return (*self._judged(number, reports, seen.launched[number]), 0, tried)
+
+    def _suspects(self, reports: Sequence[Report], seen: Watched) -> Iterator[int]:
+        """Numbers of cases, the most suspicious first: a report is printed after its launch has
+        begun, perhaps long after."""
+        hinted = sorted(
+            {report.case for report in reports if report.case is not None},
+            key=lambda number: weight(self._cases[number]),
+        )
+        yield from hinted[:_HINTED]
+        if hinted:
+            yield from (number for number in (min(hinted) - 1,) if number in self._cases)
+        rest = [number for number in seen.launched if number not in hinted[:_HINTED]]
+        identity = reports[0].identity
+        while len(rest) > 1:
+            half = rest[: len(rest) // 2]
+            again = self._watcher.watch({number: self._cases[number] for number in half})
+            reported = any(report.identity == identity for report in again.reports)
+            rest = half if reported else rest[len(half) :]
+        yield from rest
+
+    def _judged(
+        self, number: int, reports: Sequence[Report], launched: Launched
+    ) -> tuple[Case, Verdict]:
+        case = self._cases[number]
+        case_class = self._operation.expect(self._operation.plan(case)).case_class
+        contained = self._contained
+        return case, verdict_of(self._tool, reports, launched, case_class, contained=contained)
+
+    def _slowdown(self, seen: Watched) -> float | None:
+        """Of the median launch; None where there is none to compare."""
+        numbers = [n for n, one in seen.launched.items() if one.status == Status.OK][:COMPARED]
+        plain = Watcher("", self._checker.assignment).watch({n: self._cases[n] for n in numbers})
+        compared = [n for n in numbers if n in plain.launched and plain.launched[n].seconds > 0]
+        if not compared:
+            return None
+        under = statistics.median(seen.launched[n].seconds for n in compared)
+        return under / statistics.median(plain.launched[n].seconds for n in compared)
+
+
+class _OnTheHost(_Watching):
+    """Sanitizers that are compiled into the object."""
+
+    def watch(self, cases: Sequence[Case], *, minimise: bool) -> Opinion:
+        found, checker = self._found, self._checker
+        checker.start()  # without the sanitizer's runtime there is nothing to watch with
+        found.device = checker.device
+        best: dict[str, Candidate] = {}
+        for case in cases:
+            verdict = checker.check(case)
+            found.cases += 1
+            found.launches += verdict.launches
+            if verdict.outcome is Outcome.NOT_RUN:
+                found.count_not_run(verdict.not_run)
+            if not verdict.failures:
+                continue
+            identity = identity_of(verdict) or verdict.failures[0].identity
+            candidate = Candidate(case, verdict)
+            if identity not in best or candidate.better_than(best[identity]):
+                best[identity] = candidate
+        for identity, one in best.items():
+            is_one_of_many = found.findings and not self._keep_going
+            if cause(one.verdict) is None or is_one_of_many or not minimise:
+                self._add(one.case, one.verdict, 0, 0)
+                continue
+            simplest, in_time = self._simplest(one.case, identity)
+            again = [checker.check(simplest) for _ in range(_REPEATS)]
+            same = [verdict for verdict in again if identity_of(verdict) == identity]
+            verdict = same[0] if same else one.verdict
+            self._add(simplest, verdict, len(same), _REPEATS, minimised=in_time)
+        return found
+
+    def _simplest(self, case: Case, identity: str) -> tuple[Case, bool]:
+        """The simplest case that fails in the same way, and whether nothing simpler was left to be
+        tried when time was up."""
+        until = time.monotonic() + _SIMPLIFY_S
+        in_time = True
+
+        def still_fails(smaller: Case) -> bool:
+            nonlocal in_time
+            if time.monotonic() > until:
+                in_time = False
+                return False
+            try:
+                return identity_of(self._checker.check(smaller)) == identity
+            except CaseError:
+                return False  # a step too far
+
+        return simplify(case, still_fails), in_time

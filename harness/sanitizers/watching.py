@@ -1,0 +1,189 @@
+"""Runs cases under a tool of compute-sanitizer, in a process of their own, and reads what it says.
+
+Fails closed: a run is a result only if the tool printed its summary, every case came to its end,
+and nothing in the output says that the tool could not do its work.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pagefuzz.kernels
+from pagefuzz.harness.build import BuildSpec, build
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.running import Assignment
+from pagefuzz.harness.sanitizers.reports import Output, Report, parse
+from pagefuzz.harness.sanitizers.tools import ERROR_EXIT_CODE, watched_command
+from pagefuzz.harness.sanitizers.watched import Job, Launched
+from pagefuzz.oracles.case import Case
+
+#: A process under a tool may take so long to start, and this much more for each case.
+START_TIMEOUT_S = 300.0
+CASE_TIMEOUT_S = 30.0
+
+CANARIES = Path(pagefuzz.kernels.__file__).parent / "sanitizers" / "canaries.cu"
+
+
+@dataclass
+class Watched:
+    """What a tool saw of a set of cases.
+
+    launched  by the number of the case
+    reports   in order; `Report.case` is the number, as far as the order of the output can be
+              trusted
+    """
+
+    launched: dict[int, Launched] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
+
+    @property
+    def launches(self) -> int:
+        """Kernels that were launched while the tool watched."""
+        return sum(one.is_watched for one in self.launched.values())
+
+
+class Watcher:
+    """A tool, or none, and what is launched.
+
+    tool  "" launches without any tool, to compare the speed
+    """
+
+    def __init__(
+        self, tool: str, assignment: Assignment, *, timeout_s: float | None = None
+    ) -> None:
+        """timeout_s  for a process, in place of what its number of cases asks for"""
+        self.tool = tool
+        self._assignment, self._timeout_s = assignment, timeout_s
+
+    def watch(self, cases: Mapping[int, Case]) -> Watched:
+        """Launches each case once; in more than one process where a launch breaks the device's
+        context. Raises `CannotCheckError`."""
+        watched = Watched()
+        left = dict(cases)
+        while left:
+            launched = self._one_process(left, watched)
+            if not launched:
+                raise CannotCheckError(f"{self._name} came to the end of no case, without a word")
+            for one in launched:
+                watched.launched[one.case] = one
+                del left[one.case]
+        return watched
+
+    @property
+    def _name(self) -> str:
+        return self.tool or "the launching process"
+
+    def _one_process(self, cases: Mapping[int, Case], watched: Watched) -> list[Launched]:
+        """The cases that it got through, in order; their reports are added to `watched`."""
+        job = {number: case.to_json() for number, case in cases.items()}
+        with tempfile.TemporaryDirectory(prefix="pagefuzz-") as folder:
+            results = Path(folder) / "results.jsonl"
+            results.touch()
+            output = run(
+                Job(self.tool, str(results), self._assignment.to_json(), cases=job),
+                Path(folder),
+                self._timeout_s or START_TIMEOUT_S + CASE_TIMEOUT_S * len(cases),
+            )
+            lines = results.read_text(encoding="utf-8").splitlines()
+        launched = [Launched.loads(line) for line in lines]
+        watched.reports += output.reports
+        for one in launched:
+            if one.status is None and not one.not_run and not _blamed(output, one.case):
+                # The device says that the launch broke it, and the tool has no word for it.
+                watched.reports.append(Report((f"the device reports {one.message}",), one.case))
+        return launched
+
+
+def _blamed(output: Output, case: int) -> bool:
+    return any(report.case == case for report in output.reports)
+
+
+def prove(tool: str) -> int:
+    """Lets the tool watch its canary; how many reports there were.
+
+    Raises `CannotCheckError` if the tool does not report the canary's fault: it sees nothing then.
+    """
+    canary = build(CANARIES, BuildSpec("cuda", frozenset()))
+    with tempfile.TemporaryDirectory(prefix="pagefuzz-") as folder:
+        job = Job(tool, str(Path(folder) / "results.jsonl"), canary=str(canary))
+        output = run(job, Path(folder), START_TIMEOUT_S)
+    if not output.reports:
+        raise CannotCheckError(
+            f"{tool} did not report the deliberate fault of {CANARIES.name}: it is blind here; it "
+            f"said: {output.said}"
+        )
+    return len(output.reports)
+
+
+def run(job: Job, folder: Path, timeout_s: float) -> Output:
+    """One process. Raises `CannotCheckError` if the tool gave no account of all of it."""
+    name = job.tool or "the launching process"
+    path = folder / "job.json"
+    path.write_text(job.dumps(), encoding="utf-8")
+    program = [sys.executable, "-m", "pagefuzz.harness.sanitizers.watched", str(path)]
+    command = watched_command(job.tool, program) if job.tool else program
+    code, text = _run(command, name, timeout_s)
+    output = parse(text)
+    said = f"; the end of its output: {output.said}" if output.said else "; it printed nothing"
+    if output.complaints:
+        raise CannotCheckError(f"{name} says: {output.complaints[0]}{said}")
+    if unfinished := [case for case in output.begun if case not in output.ended]:
+        raise CannotCheckError(
+            f"the process under {name} died in the launch of case {unfinished[-1]} ({_how(code)})"
+            f"{said}"
+        )
+    if not job.tool:
+        if code:
+            raise CannotCheckError(f"{name} failed ({_how(code)}){said}")
+        return output
+    if output.errors is None:
+        raise CannotCheckError(f"{name} ended without a summary ({_how(code)}){said}")
+    if code not in (0, ERROR_EXIT_CODE):
+        raise CannotCheckError(f"the process under {name} failed ({_how(code)}){said}")
+    if bool(output.errors) is not bool(output.reports):
+        raise CannotCheckError(
+            f"{name} counts {output.errors} errors and describes {len(output.reports)}{said}"
+        )
+    if code and not output.errors:
+        raise CannotCheckError(f"{name} counts no errors and returns {code}{said}")
+    return output
+
+
+def _run(command: Sequence[str], name: str, timeout_s: float) -> tuple[int, str]:
+    """Exit code and output of a process in a group of its own, which ends with this call."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The current folder must not be on the path: ours has folders named like packages.
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CannotCheckError(
+                f"{name} did not come to an end within {timeout_s:g} s"
+            ) from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        return code, output.read().decode("utf-8", "replace")
+
+
+def _how(code: int) -> str:
+    return f"exit status {code}" if code >= 0 else f"ended by signal {-code}"

@@ -1,0 +1,65 @@
+// One deliberate fault for each tool of compute-sanitizer. A tool that does not report its own was not watching, and
+// what it did not report of other kernels says nothing. Not an operation: it serves the harness.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace {
+
+enum Tool { kMemcheck = 0, kRacecheck = 1, kInitcheck = 2, kSynccheck = 3 };
+
+constexpr int kThreads = 64;
+
+__global__ void read_past_the_end(int32_t* memory, int32_t words) {
+  volatile int32_t* seen = memory;
+  memory[0] = seen[words];
+}
+
+// The words were allocated and nobody has written them.
+__global__ void read_unwritten(int32_t* memory, int32_t words) {
+  volatile int32_t* seen = memory;
+  memory[0] = seen[words - 1];
+}
+
+// Two warps write and read one word of shared memory, with no barrier in between.
+__global__ void race(int32_t* memory) {
+  __shared__ volatile int32_t word;
+  if (threadIdx.x == 0) word = 1;
+  memory[threadIdx.x] = word;
+}
+
+// Half of the last warp waits at a barrier that its other half never reaches.
+__global__ void diverge(int32_t* memory) {
+  __shared__ volatile int32_t words[kThreads];
+  words[threadIdx.x] = 0;
+  for (int at = threadIdx.x; at < 2 * kThreads - 16; at += kThreads) {
+    words[threadIdx.x] = words[threadIdx.x] + at;
+    __syncthreads();
+  }
+  memory[threadIdx.x] = words[threadIdx.x];
+}
+
+}  // namespace
+
+// memory holds `words` words, 64 or more, in an allocation that ends there and was never written. Returns a cudaError_t.
+extern "C" __attribute__((visibility("default"))) int pf_canary(int32_t tool, void* memory, int32_t words) {
+  auto* data = static_cast<int32_t*>(memory);
+  if (words < kThreads) return cudaErrorInvalidValue;
+  switch (tool) {
+    case kMemcheck:
+      read_past_the_end<<<1, 1>>>(data, words);
+      break;
+    case kRacecheck:
+      race<<<1, kThreads>>>(data);
+      break;
+    case kInitcheck:
+      read_unwritten<<<1, 1>>>(data, words);
+      break;
+    case kSynccheck:
+      diverge<<<1, kThreads>>>(data);
+      break;
+    default:
+      return cudaErrorInvalidValue;
+  }
+  return cudaGetLastError();
+}
