@@ -27,7 +27,7 @@ from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.plain import PlainArena
 from pagefuzz.harness.objects import LaunchObject
-from pagefuzz.harness.running import Assignment, _loaded
+from pagefuzz.harness.running import Assignment, loaded
 from pagefuzz.harness.sanitizers.tools import COMPUTE
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case
@@ -158,7 +158,7 @@ def _launch_all(job: Job, assignment: Assignment) -> None:
         driver.use_device()
         device = driver.properties().name
         memory = PlainArena(driver, readable_only=job.tool == "initcheck")
-    subject, _ = _loaded(assignment)
+    subject, _ = loaded(assignment)
     with open(job.results, "a", encoding="utf-8") as results:
         for number, data in job.cases.items():
             launched = _launch(number, Case.from_json(data), operation, subject, memory, device)
