@@ -44,7 +44,7 @@ LAYERS = (
     Layer("compilation keys", "what a new batch has compiled anew", (HOST, CUDA), "triton"),
     Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
     Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
-    Layer("compute-sanitizer", "accesses, races, barriers, once more", (CUDA,), "release"),
+    Layer("compute-sanitizer", "a second opinion, races, barriers", (CUDA,), "release"),
 )
 
 

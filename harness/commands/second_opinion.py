@@ -41,6 +41,8 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
     tool = options.sanitizer
     if options.time is not None:
         raise CannotCheckError(f"{tool} is shown a number of cases: give --cases, not --time")
+    if options.jobs is not None:
+        raise CannotCheckError(f"{tool} watches one process at a time: leave --jobs out")
     backend, build = backend_and_build(tool, options.device, options.build)
     chosen = _applicable(
         tool,
@@ -65,8 +67,11 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
     run = _Run(tool, backend, build, options.report or Path(), keep_going=options.keep_going)
     print(f"{tool}  {backend}, {build} build; {count:,} cases a unit, seed {seed}", flush=True)
     run.prove()
-    for unit in units:
-        run.watch(unit, partial(cases_of, unit, count, seed))
+    try:
+        for unit in units:
+            run.watch(unit, partial(cases_of, unit, count, seed))
+    except KeyboardInterrupt:
+        run.interrupt()
     if options.report is not None:
         _write(options.report / "sanitizer.json", run.to_json(command, seed))
     return run.end()
@@ -176,6 +181,11 @@ class _Run:
                     self._unstored = str(error)
                     print(f"pagefuzz: {error}", file=sys.stderr)
             print(f"\n{finding.text(self._width, path)}\n", flush=True)
+
+    def interrupt(self) -> None:
+        """What was found stays found; what was not looked at is no pass."""
+        self._problems["the run"] = "interrupted before it was finished"
+        print("pagefuzz: interrupted before every unit was watched", file=sys.stderr)
 
     def _journal(self, finding: Finding) -> None:
         assert self._folder is not None

@@ -38,6 +38,10 @@ _HINTED = 3
 _REPEATS = 10
 _SIMPLIFY_S = 10.0
 
+#: The judgement that hears a sanitizer of the host compiler. UBSan counts faults only: that the
+#: judgement had its record is all that can be asked for.
+_EXAMINES = {"asan": "death", "ubsan": "overflow"}
+
 
 @dataclass
 class Opinion:
@@ -256,11 +260,13 @@ class _OnTheHost(_Watching):
         found, checker = self._found, self._checker
         checker.start()  # without the sanitizer's runtime there is nothing to watch with
         found.device = checker.device
+        examined = 0
         best: dict[str, Candidate] = {}
         for case in cases:
             verdict = checker.check(case)
             found.cases += 1
             found.launches += verdict.launches
+            examined += _EXAMINES[self._tool] in verdict.checked
             if verdict.outcome is Outcome.NOT_RUN:
                 found.count_not_run(verdict.not_run)
             if not verdict.failures:
@@ -269,6 +275,8 @@ class _OnTheHost(_Watching):
             candidate = Candidate(case, verdict)
             if identity not in best or candidate.better_than(best[identity]):
                 best[identity] = candidate
+        if not examined and not best:
+            raise CannotCheckError(f"{self._unit.name}: {self._tool} examined nothing")
         for identity, one in best.items():
             is_one_of_many = found.findings and not self._keep_going
             if cause(one.verdict) is None or is_one_of_many or not minimise:

@@ -6,6 +6,8 @@ and nothing in the output says that the tool could not do its work.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -26,7 +28,7 @@ from pagefuzz.oracles.case import Case
 
 #: A process under a tool may take so long to start, and this much more for each case.
 START_TIMEOUT_S = 300.0
-CASE_TIMEOUT_S = 30.0
+CASE_TIMEOUT_S = 10.0
 
 CANARIES = Path(pagefuzz.kernels.__file__).parent / "sanitizers" / "canaries.cu"
 
@@ -129,16 +131,18 @@ def run(job: Job, folder: Path, timeout_s: float) -> Output:
     path.write_text(job.dumps(), encoding="utf-8")
     program = [sys.executable, "-m", "pagefuzz.harness.sanitizers.watched", str(path)]
     command = watched_command(job.tool, program) if job.tool else program
-    code, text = _run(command, name, timeout_s)
+    code, text = _run(command, timeout_s)
     output = parse(text)
     said = f"; the end of its output: {output.said}" if output.said else "; it printed nothing"
+    during = ""
+    if unfinished := [case for case in output.begun if case not in output.ended]:
+        during = f" in the launch of {json.dumps(job.cases.get(unfinished[-1], 'the canary'))}"
+    if code is None:
+        raise CannotCheckError(f"{name} did not come to an end within {timeout_s:g} s{during}")
     if output.complaints:
         raise CannotCheckError(f"{name} says: {output.complaints[0]}{said}")
-    if unfinished := [case for case in output.begun if case not in output.ended]:
-        raise CannotCheckError(
-            f"the process under {name} died in the launch of case {unfinished[-1]} ({_how(code)})"
-            f"{said}"
-        )
+    if unfinished:
+        raise CannotCheckError(f"the process under {name} died{during} ({_how(code)}){said}")
     if not job.tool:
         if code:
             raise CannotCheckError(f"{name} failed ({_how(code)}){said}")
@@ -156,8 +160,9 @@ def run(job: Job, folder: Path, timeout_s: float) -> Output:
     return output
 
 
-def _run(command: Sequence[str], name: str, timeout_s: float) -> tuple[int, str]:
-    """Exit code and output of a process in a group of its own, which ends with this call."""
+def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
+    """Exit code, None if it had to be ended, and output of a process in a group of its own, which
+    ends with this call."""
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -171,12 +176,10 @@ def _run(command: Sequence[str], name: str, timeout_s: float) -> tuple[int, str]
             )
         except OSError as error:
             raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
+        code: int | None = None
         try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise CannotCheckError(
-                f"{name} did not come to an end within {timeout_s:g} s"
-            ) from None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_s)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

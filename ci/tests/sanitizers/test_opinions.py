@@ -169,6 +169,26 @@ def test_a_launch_that_breaks_the_device_ends_its_process_only(monkeypatch):
     assert (report.case, report.kind) == (1, "the device reports launch failure")
 
 
+def test_a_hang_names_its_case(fake_sanitizer, monkeypatch):
+    """What had begun and not ended when time was up."""
+    fake_sanitizer(FAULTY)
+    printed = "========= COMPUTE-SANITIZER\n[pagefuzz begin 0]\n"
+    monkeypatch.setattr(watching, "_run", lambda *_: (None, printed))
+    with pytest.raises(CannotCheckError, match=f"did not come to an end.*in the launch.*{FAULTY}"):
+        asked((FAULTY_SEED,))
+
+
+def test_an_interrupted_run_is_no_pass(fake_sanitizer, tmp_path, capsys):
+    """Exit code 2, or 1 if something had been found."""
+    fake_sanitizer(FAULTY)
+    run = second_opinion._Run("memcheck", "host", "release", tmp_path, keep_going=False)
+    run.interrupt()
+    assert run.end() == 2
+    run.watch(UNIT, lambda: cases(FAULTY_SEED))
+    assert run.end() == 1
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_no_progress_is_no_opinion(monkeypatch):
     """A process that came to the end of no case and said nothing."""
     monkeypatch.setattr(watching, "run", lambda *_: parse("========= ERROR SUMMARY: 0 errors\n"))
