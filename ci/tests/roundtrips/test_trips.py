@@ -18,6 +18,8 @@ from pagefuzz.oracles.round_trip_layout import LaidRoundTrip, lay_out
 from pagefuzz.strategies.round_trips import pairs, round_trips
 
 COUNT = 150
+#: Of pairs that are drawn in the slow tier only.
+SLOW_COUNT = 450
 
 
 def slots_of(trip: RoundTrip) -> list[int]:
@@ -127,8 +129,8 @@ def _dequantised(laid: LaidRoundTrip) -> dict[str, bool]:
     }
 
 
-#: One pair of each of two writers; the others are drawn in the same way.
-FAST = (f"{MLA}/{COPY}", f"{FLASH}/{DEQUANT}")
+#: The pair of the most views; the others are drawn in the same way.
+FAST = (f"{FLASH}/{DEQUANT}",)
 
 
 @pytest.mark.parametrize(
@@ -136,18 +138,19 @@ FAST = (f"{MLA}/{COPY}", f"{FLASH}/{DEQUANT}")
     [pair if pair in FAST else pytest.param(pair, marks=pytest.mark.slow) for pair in pairs()],
 )
 def test_every_corner_is_reached(pair):
-    """Each of them in 150 round trips; most of these compare something."""
+    """Each of them in a few hundred round trips; most of these compare something."""
     counts: Counter[str] = Counter()
     names: set[str] = set()
     compared = 0
-    for trip in drawn(pair, COUNT):
+    count = COUNT if pair in FAST else SLOW_COUNT
+    for trip in drawn(pair, count):
         laid = lay_out(trip)
         found = corners(laid)
         names |= set(found)
         counts.update(name for name, reached in found.items() if reached)
         compared += any(rows.claims for rows in laid.composition.rows)
     assert sorted(names - set(counts)) == []
-    assert compared > 0.7 * COUNT
+    assert compared > 0.7 * count
 
 
 @pytest.mark.parametrize("pair", FAST)
