@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky
 from pagefuzz.harness.errors import CannotCheckError
@@ -20,6 +20,8 @@ from pagefuzz.oracles.round_trip import RoundTrip
 from pagefuzz.oracles.round_trip_judging import NAME
 from pagefuzz.oracles.verdict import Outcome, Verdict
 from pagefuzz.strategies.round_trips import round_trips
+
+T = TypeVar("T")
 
 FINDING_SCHEMA = 1
 
@@ -220,4 +222,35 @@ class Search:
         raise _FailedError
 
     def _finding(self, trip: RoundTrip, verdict: Verdict) -> RoundTripFinding:
+        """Without the moves and gathers that the failure does not need: a writer of several heads
+        is drawn with one gather for each."""
+        for without in (_without_move, _without_gather):
+            while (fewer := self._fewer(trip, verdict, without)) is not None:
+                trip, verdict = fewer
         return RoundTripFinding.of(self._checker, trip, verdict)
+
+    def _fewer(
+        self,
+        trip: RoundTrip,
+        verdict: Verdict,
+        without: Callable[[RoundTrip], list[RoundTrip]],
+    ) -> tuple[RoundTrip, Verdict] | None:
+        for one in without(trip):
+            seen = self._checker.check(one)
+            if cause(seen) is not None and _identity(seen) == _identity(verdict):
+                return one, seen
+        return None
+
+
+def _without_move(trip: RoundTrip) -> list[RoundTrip]:
+    return [replace(trip, moves=_others(trip.moves, at)) for at in range(len(trip.moves))]
+
+
+def _without_gather(trip: RoundTrip) -> list[RoundTrip]:
+    if len(trip.gathers) == 1:
+        return []
+    return [replace(trip, gathers=_others(trip.gathers, at)) for at in range(len(trip.gathers))]
+
+
+def _others(items: tuple[T, ...], at: int) -> tuple[T, ...]:
+    return items[:at] + items[at + 1 :]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import gcd
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.oracles.registry import operation
-from pagefuzz.oracles.round_trip import Gather, Move, RoundTrip, pair_name
+from pagefuzz.oracles.round_trip import Gather, RoundTrip, pair_name
 from pagefuzz.strategies import registry
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
@@ -27,37 +25,32 @@ from pagefuzz.strategies.hints import hints
 from pagefuzz.strategies.hostility import IndexValues
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import input_dtypes, scales
-from pagefuzz.strategies.strides import rounded_up
+from pagefuzz.strategies.round_trip_moves import moves
+from pagefuzz.strategies.round_trip_views import (
+    CODES,
+    ROPE,
+    WHOLE_CELLS,
+    WRITERS,
+    View,
+    as_upconverted,
+    distinct,
+    literal_of,
+)
 
 #: Pools of several layers: how many, which of them is this one -> weight.
 LAYERS = {(1, 0): 70, (2, 1): 8, (3, 1): 10, (5, 4): 6, (4, 0): 6}
 #: What a reader reads -> weight.
 ORDERS = {"as written": 40, "reversed": 20, "shuffled": 40}
-#: Which caches, of a writer of two -> weight.
-CACHES = {"first": 40, "second": 30, "both": 30}
-#: How pages are copied between the writer and the readers -> weight.
-MOVES = {
-    "none": 60,
-    "to a page nobody wrote": 12,
-    "a chain": 11,
-    "two change places": 10,
-    "a cycle of three": 9,
-}
 
 _MOST_PAGES = 12
 _MOST_ROWS = 400
 _MOST_BYTES = 2**18  # of all rows
 _MOST_INTERPRETED_ROWS = 12  # of a Triton kernel: each takes a millisecond or two
-_MOST_MOVED = 6  # pages that are considered for a move
-_MOVED_BYTES = 2**18  # of all pages that are copied
-_MOST_HEADS = 5  # that are gathered each by itself
 _POOL_BYTES = 2**26  # of a pool of several layers
-_CODES, _ROPE, _RECORD = 512, 64, 656  # of the record that is up-converted
 _ROWS = ("dst_rows", "dst_k_rows", "dst_scale_rows")
 _LONG_PAGE = 64  # tokens: of longer pages only what is near written slots is read
 
-_LAYERS, _ORDERS, _CACHES = weighted(LAYERS), weighted(ORDERS), weighted(CACHES)
-_MOVES, _MOVE_SEEDS = weighted(MOVES), st.sampled_from(range(101))
+_LAYERS, _ORDERS = weighted(LAYERS), weighted(ORDERS)
 _PAGES_EACH = skewed((45, (1,)), (55, range(2, 5)))
 _SPARE_PAGES = skewed((60, (0,)), (40, (1, 2)))
 _SEEDS = st.sampled_from(range(97))
@@ -67,32 +60,9 @@ _HOLES = weighted({"none": 84, "a page": 16})
 _EMPTY = weighted({"none": 80, "first": 7, "between": 7, "last": 6})
 _TERMINAL = weighted({1: 61, 0: 39})
 _PADDING = skewed((64, (0,)), (36, range(1, 9)))
-_WHOLE = weighted({True: 50, False: 51})
 _OWN_SCALE = weighted({True: 84, False: 17})
 _WIDE = weighted({True: 66, False: 35})
 _SCALES, _RESULTS = scales(), input_dtypes()
-
-
-@dataclass(frozen=True)
-class View:
-    """What a reader sees of a cache.
-
-    cache, first_byte  as of a `Gather`
-    entry_bytes        of one slot; page and slot strides are the cache's
-    unit               bytes of an element
-    kv_dtype, dtype    of the codes, and of what was stored
-    scale              bits of the one it was stored by; None if it was stored as it is
-    """
-
-    cache: str
-    first_byte: int
-    page_stride_bytes: int
-    slot_stride_bytes: int
-    entry_bytes: int
-    unit: int
-    kv_dtype: int
-    dtype: int
-    scale: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,140 +113,6 @@ class Own:
     values: Mapping[str, Values] = field(default_factory=dict)
 
 
-# ---- writers -------------------------------------------------------------------------------------
-
-
-def _mla_views(draw: st.DrawFn, case: Case) -> list[View]:
-    sizes = case.sizes
-    unit = _stored_bytes(sizes)
-    scale = _literal(case, "scale")[0] if sizes["kv_dtype"] else None
-    entry = (sizes["kv_c_elements"] + sizes["k_pe_elements"]) * unit
-    return [
-        View(
-            "cache",
-            0,
-            sizes["page_stride_bytes"],
-            sizes["slot_stride_bytes"],
-            entry,
-            unit,
-            sizes["kv_dtype"],
-            sizes["input_dtype"],
-            scale,
-        )
-    ]
-
-
-def _flash_views(draw: st.DrawFn, case: Case) -> list[View]:
-    """Keys, values or both; as one entry where the heads of a slot are dense, else head by head."""
-    sizes, heads = case.sizes, case.sizes["num_heads"]
-    unit = _stored_bytes(sizes)
-    run = sizes["head_elements"] * unit
-    which = draw(_CACHES)
-    views = []
-    for side in {"first": ("key",), "second": ("value",), "both": ("key", "value")}[which]:
-        per_head = sizes["kv_dtype"] != 0 and sizes["scale_count"] > 1
-        dense = heads == 1 or sizes[f"{side}_head_stride_bytes"] == run
-        bits = _literal(case, f"{side[0]}_scale") if sizes["kv_dtype"] else (None,)
-        whole = dense and not per_head and draw(_WHOLE)
-        event(f"{side}s: {'whole slots' if whole else 'head by head'}")
-        chosen = range(heads) if heads <= _MOST_HEADS else (0, 1, heads // 2, heads - 2, heads - 1)
-        views += [
-            View(
-                f"{side}_cache",
-                head * run,
-                sizes[f"{side}_page_stride_bytes"],
-                sizes[f"{side}_slot_stride_bytes"],
-                heads * run if whole else run,
-                unit,
-                sizes["kv_dtype"],
-                sizes["input_dtype"],
-                bits[head % len(bits)],
-            )
-            for head in ((0,) if whole else chosen)
-        ]
-    return views
-
-
-def _stored_bytes(sizes: Mapping[str, int]) -> int:
-    return 1 if sizes["kv_dtype"] else Dtype(sizes["input_dtype"]).size_bytes
-
-
-def _literal(case: Case, name: str) -> tuple[int, ...]:
-    found = case.values[name].parameters["values"]
-    assert isinstance(found, tuple)
-    return found
-
-
-def _record_views(draw: st.DrawFn, case: Case) -> list[View]:
-    sizes = case.sizes
-    codes = sizes["kv_c_elements"]
-    entry = codes + codes // 32 + 2 * sizes["k_pe_elements"]
-    unit = 4 if entry % 4 == 0 else 2
-    strides = (sizes["page_stride_bytes"], sizes["slot_stride_bytes"])
-    return [View("cache", 0, *strides, entry, unit, 0, int(Dtype.BF16))]
-
-
-def _indexer_views(draw: st.DrawFn, case: Case) -> list[View]:
-    sizes = case.sizes
-    entry = sizes["head_dim"] + 4 * (sizes["head_dim"] // sizes["quant_block"])
-    return [View("cache", 0, sizes["page_stride_bytes"], 0, entry, 1, 0, int(Dtype.BF16))]
-
-
-Views = Callable[[st.DrawFn, Case], list[View]]
-
-#: By operation.
-WRITERS: Mapping[str, Views] = {
-    "concat_and_cache_mla": _mla_views,
-    "reshape_and_cache_flash": _flash_views,
-    "concat_and_cache_ds_mla": _record_views,
-    "indexer_k_quant_and_cache": _indexer_views,
-}
-
-#: What writers call their caches.
-_CACHES_OF = ("cache", "key_cache", "value_cache")
-
-#: Writers of cells that are not torn by the element: of several tokens in one slot, one stays.
-_WHOLE_CELLS = ("concat_and_cache_ds_mla", "indexer_k_quant_and_cache")
-
-
-def _distinct(case: Case) -> Case:
-    """Every slot is named once; further tokens of it are padding."""
-    seen: set[int] = set()
-    slots = []
-    for slot in _literal(case, "slot_mapping"):
-        slots.append(-1 if slot in seen else slot)
-        seen.add(slot)
-    return replace(case, values={**case.values, "slot_mapping": Values.literal(*slots)})
-
-
-def _as_upconverted(case: Case) -> Case:
-    """Records of the one size that is up-converted: 512 codes and 64 rope values. What lay between
-    rows, slots or pages still does."""
-    sizes, old = dict(case.sizes), case.sizes
-    rows = {"kv_c": 2 * _CODES, "k_pe": 2 * _ROPE}
-    for name, row_bytes in rows.items():
-        gap = max(0, old[f"{name}_row_stride_bytes"] - 2 * old[f"{name}_elements"])
-        if old[f"{name}_rows"] > 1:
-            sizes[f"{name}_row_stride_bytes"] = row_bytes + gap
-        sizes[f"{name}_elements"] = row_bytes // 2
-    codes = old["kv_c_elements"]
-    entry = rounded_up(codes + codes // 32 + 2 * old["k_pe_elements"], 4)
-    size, pages = old["page_size_tokens"], old["num_pages"]
-    page, slot = old["page_stride_bytes"], old["slot_stride_bytes"]
-    if size > 1 and pages > 1 and page < slot:  # slots first
-        page = _RECORD + max(0, page - entry)
-        slot = pages * page
-    else:
-        gap = max(0, page - ((size - 1) * slot if size > 1 else 0) - entry)
-        slot = _RECORD + max(0, slot - entry) if size > 1 else slot
-        page = (size - 1) * slot + _RECORD + gap if size > 1 else _RECORD + gap
-    if pages > 1:
-        sizes["page_stride_bytes"] = page
-    if size > 1:
-        sizes["slot_stride_bytes"] = slot
-    return replace(case, sizes=sizes)
-
-
 # ---- readers -------------------------------------------------------------------------------------
 
 
@@ -309,7 +145,7 @@ def _dequantise(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Ow
 
 
 def _upconvert(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
-    return Own({"dst_row_stride_bytes": 2 * (_CODES + _ROPE + draw(_PADDING))}, {"dst": 2})
+    return Own({"dst_row_stride_bytes": 2 * (CODES + ROPE + draw(_PADDING))}, {"dst": 2})
 
 
 def _indexer(draw: st.DrawFn, case: Case, view: View, reading: Reading) -> Own:
@@ -387,14 +223,14 @@ def round_trips(pair: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> SearchS
 @st.composite
 def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) -> RoundTrip:
     case = draw(registry.cases_for(writer, hostile=False, refused=False, limit_bytes=limit_bytes))
-    if writer in _WHOLE_CELLS:
-        case = _distinct(case)
+    if writer in WHOLE_CELLS:
+        case = distinct(case)
     if reader == "cp_gather_and_upconvert_fp8_kv_cache":
-        case = _as_upconverted(case)
+        case = as_upconverted(case)
     case = _in_layers(case, *draw(_LAYERS))
     views = WRITERS[writer](draw, case)
     written = _written(case)
-    moves, origins = _moves(draw, case, list(written))
+    copies, origins = moves(draw, case, list(written))
     moved = {page: origins.get(page, page) for page in (*origins, *written)}
     reading = _reading(
         draw,
@@ -427,7 +263,7 @@ def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) ->
                 view.first_byte,
             )
         )
-    return RoundTrip(case, tuple(gathers), moves)
+    return RoundTrip(case, tuple(gathers), copies)
 
 
 def _alike(draw: st.DrawFn, views: Sequence[View]) -> Sequence[View]:
@@ -473,112 +309,12 @@ def _written(case: Case) -> dict[int, tuple[int, int]]:
     """Page -> first and last offset that a token goes to."""
     size, num_pages = case.sizes["page_size_tokens"], case.sizes["num_pages"]
     span: dict[int, tuple[int, int]] = {}
-    for slot in _literal(case, "slot_mapping"):
+    for slot in literal_of(case, "slot_mapping"):
         if 0 <= slot < num_pages * size:
             page, offset = divmod(slot, size)
             low, high = span.get(page, (offset, offset))
             span[page] = min(low, offset), max(high, offset)
     return span
-
-
-def _moves(
-    draw: st.DrawFn, case: Case, written: Sequence[int]
-) -> tuple[tuple[Move, ...], dict[int, int]]:
-    """Copies of pages, of every cache alike, and page -> the page whose entries it then holds.
-
-    None where the pages of the cache are not apart, or there are too few.
-    """
-    kind = draw(_MOVES)
-    pools = _pools(case)
-    pages = case.sizes["num_pages"]
-    if kind == "none" or not pools:
-        return (), {}
-    seed = draw(_MOVE_SEEDS)
-    named = list(written[:_MOST_MOVED])
-    turn = seed % max(len(named), 1)
-    named = named[turn:] + named[:turn]
-    free = [page for page in range(min(pages, 2 * _MOST_MOVED)) if page not in written][:2]
-    both = [*named, *free]
-    if kind == "to a page nobody wrote":
-        pairs = list(zip(named, free, strict=False))
-    elif kind == "a chain":
-        pairs = list(pairwise(both[:3]))
-    else:
-        cycle = both[: 2 if kind == "two change places" else 3]
-        pairs = list(zip(cycle, cycle[1:] + cycle[:1], strict=True)) if len(cycle) > 1 else []
-    if not pairs or sum(size for _, size in pools) * len(pairs) > _MOVED_BYTES:
-        return (), {}
-    event(f"moves: {kind}")
-    if seed % 2:
-        pairs.reverse()
-    if seed % 3 == 2:
-        pairs.insert(seed % 5 % len(pairs), (-1, pairs[0][1]))
-    moves = tuple(_move(case, cache, page_bytes, pairs) for cache, page_bytes in pools)
-    return moves, {to: page for page, to in pairs if page >= 0}
-
-
-def _move(case: Case, cache: str, page_bytes: int, pairs: Sequence[tuple[int, int]]) -> Move:
-    stride = case.sizes[_stride_name(cache)]
-    unit = 4 if case.operation in _WHOLE_CELLS else _stored_bytes(case.sizes)
-    return Move(
-        Case(
-            "copy_blocks",
-            {
-                "num_pairs": len(pairs),
-                "num_layers": 1,
-                "num_pages": case.sizes["num_pages"],
-                "layer_stride_bytes": 0,
-                "page_stride_bytes": stride,
-                "page_bytes": page_bytes,
-                "element_bytes": gcd(unit, page_bytes),
-            },
-            {"pairs": Values.literal(*(page for pair in pairs for page in pair))}
-            | {"scratch": Values.literal()},
-            seed=case.seed,
-        ),
-        cache,
-    )
-
-
-def _stride_name(cache: str) -> str:
-    """ "page_stride_bytes" of "cache", "key_page_stride_bytes" of "key_cache"."""
-    return f"{cache.removesuffix('cache')}page_stride_bytes"
-
-
-def _pools(case: Case) -> list[tuple[str, int]]:
-    """Caches whose pages can be copied, and the bytes of a page from its first entry to the end of
-    its last one: one of two that share their pages, none where pages lie within each other."""
-    sizes = case.sizes
-    caches = [cache for cache in _CACHES_OF if _stride_name(cache) in sizes]
-    found = [(cache, _page_bytes(case, cache)) for cache in caches]
-    strides = [sizes[_stride_name(cache)] for cache in caches]
-    pages = sizes["num_pages"]
-    if len(found) == 2 and (over := case.placement(caches[1]).over) is not None:
-        begin, end = over[1], over[1] + found[1][1]
-        if begin < (pages - 1) * strides[0] + found[0][1]:  # else one behind the other
-            if strides[0] != strides[1]:
-                return []
-            found = [(caches[0], max(found[0][1], end))]
-    if any(size > stride for (_, size), stride in zip(found, strides, strict=False)) and pages > 1:
-        return []
-    return found if pages > 1 else []
-
-
-def _page_bytes(case: Case, cache: str) -> int:
-    sizes, side = case.sizes, cache.removesuffix("cache")
-    size = sizes["page_size_tokens"]
-    if case.operation == "indexer_k_quant_and_cache":
-        return size * (sizes["head_dim"] + 4 * (sizes["head_dim"] // sizes["quant_block"]))
-    reach = (size - 1) * sizes[f"{side}slot_stride_bytes"] if size > 1 else 0
-    if case.operation == "concat_and_cache_ds_mla":
-        codes = sizes["kv_c_elements"]
-        return reach + codes + codes // 32 + 2 * sizes["k_pe_elements"]
-    unit = _stored_bytes(sizes)
-    if not side:
-        return reach + (sizes["kv_c_elements"] + sizes["k_pe_elements"]) * unit
-    heads = sizes["num_heads"]
-    reach += (heads - 1) * sizes[f"{side}head_stride_bytes"] if heads > 1 else 0
-    return reach + sizes["head_elements"] * unit
 
 
 def _reading(
