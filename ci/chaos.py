@@ -54,6 +54,9 @@ SCHEMA = 1
 #: A restarted worker must answer in this time, by backend; the median of a run.
 RESTART_S = {"host": 0.05, "cuda": 2.0}
 
+#: After which a launch is taken for one that hangs, by backend: CUDA loads a module on first use.
+TIMEOUT_S = {"host": 0.5, "cuda": 30.0}
+
 #: Of all injections, those of each slow kind are one in so many.
 _ONE_IN = 50
 
@@ -238,7 +241,7 @@ def chaos(options: argparse.Namespace, folder: Path) -> int:
         raise CannotCheckError(
             f"no kind {unknown[0]!r} on {backend}; there is {', '.join(possible)}"
         )
-    supervisor = Supervisor(backend, folder, options.timeout)
+    supervisor = Supervisor(backend, folder, options.timeout or TIMEOUT_S[backend])
     began = time.monotonic()
     supervisor.run(drawn(options.injections, kinds, options.seed))
     supervisor.examine()
@@ -294,9 +297,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--timeout",
         type=float,
-        default=0.5,
         metavar="S",
-        help="after which a launch hangs; default: 0.5",
+        help="after which a launch hangs; default: 0.5, on cuda 30",
     )
     top.add_argument("--report", type=Path, metavar="FILE.json", help="write figures there")
     return top

@@ -210,6 +210,7 @@ class _Running:
     """A worker process that answers.
 
     oom_kills  processes that the kernel had ended before this one began
+    end_file   descriptor that is readable once it has ended; -1 if it had when that was asked for
     """
 
     pid: int
@@ -218,6 +219,7 @@ class _Running:
     box: BlackBox
     server: ForkServer
     oom_kills: int | None
+    end_file: int = -1
 
     @classmethod
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
@@ -229,6 +231,8 @@ class _Running:
         try:
             descriptors = (theirs.fileno(), output.descriptor, box_file)
             running.pid = server.fork(assignment, descriptors)
+            with contextlib.suppress(ProcessLookupError):
+                running.end_file = os.pidfd_open(running.pid)
         except BaseException:
             running.close()
             raise
@@ -236,6 +240,18 @@ class _Running:
             theirs.close()
             os.close(box_file)
         return running
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it says something or ends within that time. What it has started may hold its
+        channel open, which is then no sign of life."""
+        files = [self.channel.fileno(), *([self.end_file] if self.end_file >= 0 else [])]
+        return bool(select.select(files, [], [], timeout_s)[0])
+
+    def said(self, timeout_s: float) -> Message | None:
+        """What it says, once `wait` has returned; None if it has ended. Raises `TimeoutError`."""
+        if not select.select([self.channel], [], [], 0)[0]:
+            return None
+        return receive(self.channel, timeout_s)
 
     def end(self) -> int | None:
         """Waits until it has ended, which losing its channel makes it do; kills it if that takes
@@ -245,9 +261,22 @@ class _Running:
         if status is None:
             self.server.kill(self.pid)
             status = self.server.end_status(self.pid)
+        if status is None:
+            self._kill_heirs()
         return status
 
+    def _kill_heirs(self) -> None:
+        """Ends what it has started, as its server would. They have its output for theirs."""
+        own = os.fstat(self.output.descriptor)
+        for file in Path("/proc").glob("[0-9]*/fd/[12]"):
+            with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+                if os.path.samestat(file.stat(), own):
+                    os.kill(int(file.parts[2]), signal.SIGKILL)
+
     def close(self) -> None:
+        if self.end_file >= 0:
+            os.close(self.end_file)
+            self.end_file = -1
         self.channel.close()
         self.output.close()
         self.box.close()
@@ -287,11 +316,14 @@ class Worker:
         server = shared_server(self._environment)
         running = _Running.fork(server, self._assignment)
         self._running = running
+        message = None
         try:
-            message = receive(running.channel, START_TIMEOUT_S)
+            if running.wait(START_TIMEOUT_S):
+                message = running.said(START_TIMEOUT_S)
+            else:
+                server.kill(running.pid)
         except TimeoutError:
             server.kill(running.pid)
-            message = None
         if message is None:
             death = self._bury("start")
             raise CannotCheckError(f"a worker died while it loaded its subject: {_said(death)}")
@@ -387,14 +419,14 @@ class Worker:
         """The answer. Raises `TimeoutError` once one stage has lasted too long."""
         entered, since = running.box.entered, time.monotonic()
         look_s = min(_LOOK_EVERY_S, self._timeout_s)
-        while not select.select([running.channel], [], [], look_s)[0]:
+        while not running.wait(look_s):
             now = running.box.entered
             if now != entered:
                 entered, since = now, time.monotonic()
             patience = 1 if now[0] == Stage.LAUNCHING else _PATIENCE
             if time.monotonic() - since > patience * self._timeout_s:
                 raise TimeoutError
-        return receive(running.channel, _PATIENCE * self._timeout_s)
+        return running.said(_PATIENCE * self._timeout_s)
 
     def _bury(self, how: str) -> Death:
         """Waits for the end of the process and says how it ended."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from ci.tests.planted import NAMES, case_of, checked_on_its_case, planted, twin
 
@@ -12,6 +17,7 @@ from pagefuzz.oracles.verdict import Outcome
 
 pytestmark = pytest.mark.cuda
 
+SCRIPT = Path(__file__).parents[2] / "chaos.py"
 TRITON = {o for (o, _), subject in subjects.bundled().items() if subject.source.suffix == ".py"}
 
 
@@ -65,6 +71,44 @@ def test_a_lost_context_is_a_death_by_name(build: str) -> None:
             assert verdict.failures[0].key == ("illegal memory access",)
             assert checker.check(deadly.with_sizes(num_pages=4)).clean
         assert checker.deaths == 2
+
+
+def test_sticky_errors_lose_no_case(tmp_path: Path) -> None:
+    """Twenty lost contexts among harmless cases: each a death, none of these; and a worker is there
+    again within 2 s."""
+    path = tmp_path / "chaos.json"
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *("--device", "cuda", "--injections", "20", "--report", path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(path.read_text())
+    assert report["became"] == {
+        "harmless": {"clean": 20},
+        "sticky CUDA error": {"failed: death": 20},
+    }
+    assert report["restarts"] >= 10
+    assert report["restart_median_s"] <= 2.0
+
+
+def test_a_case_beyond_the_limit_is_not_run() -> None:
+    """Of device memory, by name; the same case passes where there is enough of it."""
+    case = case_of("gap-store")
+    for limit_bytes in (2**20, 2**30):
+        with Checker(
+            "cp_gather_cache", "bundled:page", "cuda", gpu_memory_bytes=limit_bytes
+        ) as checker:
+            verdict = checker.check(case)
+            if limit_bytes == 2**20:
+                assert verdict.outcome is Outcome.NOT_RUN
+                assert "bytes of device memory, the limit of 1,048,576" in verdict.not_run
+            else:
+                assert verdict.clean
+                assert 0 < checker.memory.arena_bytes <= limit_bytes
+                assert checker.memory.address_bytes > 2**30
+            assert checker.deaths == 0
 
 
 @pytest.mark.parametrize("name", ["gap-store", "wrong-output", "missing-count"])

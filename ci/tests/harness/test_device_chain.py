@@ -50,6 +50,8 @@ agree()
 assert cases >= 25
 gaps = Case.from_json(json.loads(Path(sys.argv[1], "gap-store.json").read_text())["case"])
 assert device.run(gaps.with_sizes(page_stride_bytes=2**40)).verdict.clean
+held = device.memory()
+assert held.arena_bytes == device._arena.allocated_bytes > 0 and held.resident_bytes > 2**20
 fake = FakeDriver(2**33)
 device._arena = CudaArena(fake, fake.scan, limit_bytes=2**20)
 beyond = device.run(gaps).verdict

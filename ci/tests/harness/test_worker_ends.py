@@ -72,6 +72,31 @@ def test_a_process_that_a_subject_leaves_behind_is_ended(worker: Worker, num_pag
         time.sleep(0.01)
 
 
+def test_a_process_that_outlives_server_and_worker_is_ended(worker: Worker) -> None:
+    """Neither does it hide that they are gone."""
+    worker.run(case_of(HARMLESS))
+    worker.run(case_of(CHILD))
+    server, pid = shared_server(), worker.pid
+    assert pid is not None
+    left = children(pid)
+    os.kill(server.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert time.monotonic() - began < 20
+    assert len(left) == 2
+    deadline = time.monotonic() + 5
+    while any(is_alive(process) for process in left):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_restart_is_no_death(worker: Worker) -> None:
     """The next case gets a fresh process; without one there is nothing to do."""
     worker.restart()
