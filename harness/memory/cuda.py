@@ -143,7 +143,8 @@ class CudaArena:
         self._plan, self._expectation = plan, expectation
         # The launcher itself reads these, where launches on the host have them.
         host = {name: one for name, one in plan.buffers.items() if one.host}
-        addresses = dict(self._host.place(replace(plan, buffers=host), expectation))
+        own = {name: one for name, one in host.items() if one.placement.over is None}
+        addresses = dict(self._host.place(replace(plan, buffers=own), expectation))
         device = {name: one for name, one in plan.buffers.items() if not one.host}
         small, large = placed_buffers(replace(plan, buffers=device))
         self._small = [self._small_region(nth, buffer) for nth, buffer in enumerate(small)]

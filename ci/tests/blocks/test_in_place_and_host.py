@@ -149,3 +149,12 @@ def test_a_host_buffer_never_reaches_the_device(size_bytes: int) -> None:
         assert not can_read(address + size_bytes)
         assert not can_write(address)
         assert changed_offsets(arena) == {}
+
+
+def test_a_host_buffer_may_lie_over_one_of_the_device() -> None:
+    """In a case that must be refused for that: nobody reads it, the launcher compares addresses."""
+    driver = FakeDriver()
+    arena = CudaArena(driver, driver.scan)  # type: ignore[arg-type]
+    pairs = replace(on_host(16), placement=Placement(over=("cache", 8)))
+    addresses = arena.place(plan_of(pairs, in_place()), TOUCHED)
+    assert addresses["pairs"] == addresses["cache"] + 8

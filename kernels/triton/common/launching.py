@@ -45,7 +45,8 @@ class Pointer:
     """What a kernel gets of a buffer: an address, and the type of what it loads or stores there."""
 
     def __init__(self, array: Array, dtype: Any) -> None:
-        self._address = array.data
+        # Triton asks the driver about every address but null, and an empty array may have any.
+        self._address = array.data if array.extent_bytes else 0
         self.dtype = dtype
 
     def data_ptr(self) -> int:
