@@ -226,8 +226,8 @@ def _reported(
 
 #: Inputs of public reports, by the number of the report. 2: one page past the last row of the
 #: table. 5: the first start is above 0. 22: the page of the first row is the padding id; CTAs of
-#: eight warps have the ninth row in its place. 23: two pages, in several orders. 26: scales that are
-#: no powers of two. 29: requests without rows.
+#: eight warps have the ninth row in its place. 23: two pages, in several orders. 26: scales that
+#: are no powers of two. 29: requests without rows.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "2-past-the-table": lambda: _reported((0, 16, 32), page_size_tokens=16, seq_starts=(0, 1)),
     "5-first-start-16": lambda: _reported((16, 48), page_size_tokens=16),
