@@ -38,6 +38,8 @@ LAYERS = (
     Layer("related launches", "output that follows page ids", (HOST, CUDA)),
     Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
     Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
+    Layer("guard pages", "reads off a buffer, at full speed", (HOST, CUDA)),
+    Layer("read-only sources", "writes to what is only read", (HOST, CUDA)),
     Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),
     Layer("checked build", "every forbidden access, its line", (HOST, CUDA), "checked"),
     Layer("checked index type", "wrap, lossy narrowing, the line", (HOST, CUDA), "checked"),
