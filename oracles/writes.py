@@ -28,7 +28,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pagefuzz.oracles import contents, index_values
 from pagefuzz.oracles.case import Case, CaseError
@@ -60,6 +59,7 @@ from pagefuzz.oracles.refusals import (
 from pagefuzz.oracles.rows import Int64s
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.oracles.write_text import WriteText
+from pagefuzz.oracles.written_runs import listed_runs, sorted_runs
 
 if TYPE_CHECKING:
     import torch
@@ -334,10 +334,10 @@ class WriteOperation(WriteText):
                 torn = np.flatnonzero(~agreed[claimant])
                 contested = None
                 if torn.size:
-                    runs = _sorted_runs(offsets[torn], values[torn])
+                    runs = sorted_runs(offsets[torn], values[torn])
                     contested = self._contested(plan, part, *runs)
                 expected[part.name] = self._exact(
-                    plan, cells, part, *_sorted_runs(offsets[exact], values[exact]), contested
+                    plan, cells, part, *sorted_runs(offsets[exact], values[exact]), contested
                 )
                 must = must.union(IntervalSet.of_runs(offsets[exact].ravel(), part.run_bytes))
                 may = may.union(IntervalSet.of_runs(offsets[torn].ravel(), part.run_bytes))
@@ -508,9 +508,9 @@ class WriteOperation(WriteText):
                         where += zip(starts, runs, strict=True)
                 contested = None
                 if torn:
-                    contested = self._contested(plan, part, *_listed(torn, part.run_bytes))
+                    contested = self._contested(plan, part, *listed_runs(torn, part.run_bytes))
                 expected[part.name] = self._exact(
-                    plan, cells, part, *_listed(must, part.run_bytes), contested
+                    plan, cells, part, *listed_runs(must, part.run_bytes), contested
                 )
                 for at, run in must:
                     written_runs = written_runs.union(IntervalSet([at], [at + len(run)]))
@@ -534,18 +534,3 @@ class WriteOperation(WriteText):
         for (_, count), stride in zip(cells.dimensions[2:], inner, strict=True):
             starts = [at + i * stride for at in starts for i in range(count)]
         return starts
-
-
-def _sorted_runs(
-    offsets: Int64s, values: Bytes
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Runs by offset; of one offset in the order of tokens."""
-    flat = offsets.ravel()
-    order = np.argsort(flat, kind="stable")
-    return flat[order], values.reshape(flat.size, values.shape[-1])[order]
-
-
-def _listed(runs: list[tuple[int, bytes]], size_bytes: int) -> tuple[Int64s, Bytes]:
-    runs = sorted(runs, key=lambda run: run[0])
-    raw = np.frombuffer(b"".join(data for _, data in runs), dtype=np.uint8)
-    return np.array([at for at, _ in runs], dtype=np.int64), raw.reshape(len(runs), size_bytes)
