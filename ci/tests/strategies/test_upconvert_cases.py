@@ -10,6 +10,7 @@ from ci.tests.strategies.conftest import Drawn, drawn_from
 from hypothesis import find
 from hypothesis.errors import InvalidArgument
 
+from pagefuzz.oracles.expectation import Counts
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.operations.cp_gather_and_upconvert_fp8_kv_cache import (
@@ -115,15 +116,17 @@ def test_every_lie_is_refused_for_its_reason() -> None:
 
 
 def test_reported_cases_have_the_class_that_they_say() -> None:
-    """Report 2 is hostile, report 5 is in contract, and empty requests are."""
+    """Reports 2 and 22 are hostile, report 5 is in contract, and empty requests are."""
     asked = operation(NAME)
     found = {name: asked.expect(asked.plan(case)) for name, case in examples_for(NAME).items()}
     assert found["2-past-the-table"].case_class is CaseClass.HOSTILE
     assert found["2-past-the-table"].counts is not None
     assert found["2-past-the-table"].counts.skipped == 1
-    for name, expectation in found.items():
-        if name != "2-past-the-table":
-            assert expectation.case_class is CaseClass.IN_CONTRACT, name
+    assert found["22-rejected-row"].counts == Counts(padding=1, skipped=0)
+    hostile = {n for n, one in found.items() if one.case_class is CaseClass.HOSTILE}
+    assert hostile == {"2-past-the-table", "22-rejected-row"}
+    others = {one.case_class for n, one in found.items() if n not in hostile}
+    assert others == {CaseClass.IN_CONTRACT}
 
 
 def test_a_limit_below_64_mib_is_refused() -> None:
