@@ -14,7 +14,7 @@ from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Injection
 from pagefuzz.oracles import registry
-from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, Case, Placement
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Dtype, Plan, PlannedBuffer, Role
@@ -116,9 +116,18 @@ def injections(
                 continue
             offset, size_bytes = found
         else:
+            if kind.where == "past" and not _is_flush(buffer):
+                continue
             size_bytes = size
             offset = {"past": buffer.memory_bytes, "before": -size, "far": FAR_BYTES}[kind.where]
         yield kind, Injection(buffer.name, offset, size_bytes, kind.access)
+
+
+def _is_flush(buffer: PlannedBuffer) -> bool:
+    """Whether nothing but red zones, or the guard itself, begins where the buffer ends: alignment
+    may leave a few bytes before a guard, in which only the byte diff sees a write."""
+    end = buffer.base_offset_bytes + buffer.memory_bytes
+    return buffer.placement.guard != "end" or end % BASE_ALIGNMENT_BYTES == 0
 
 
 def _forbidden(buffer: PlannedBuffer, allowed: IntervalSet, size: int) -> tuple[int, int] | None:

@@ -16,12 +16,14 @@ A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json
     reported  optional: names of reported cases on which it fails
     unshown   optional: names of reported cases on which it does not
     timeout_s optional: after which a launch counts as a hang
-    slow      optional, true: its two builds are compiled in the slow tier only
+    slow      optional, true: its two builds are compiled in the slow tier only; so are those of
+              faults that are named like another one in both builds
 """
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,22 @@ def judgements_of(name: str) -> list[str]:
     """Those of which one must name what a campaign finds."""
     wanted = planted(name).get("fuzz", {}).get("judgement", planted(name)["checked"])
     return [wanted] if isinstance(wanted, str) else list(wanted)
+
+
+@cache
+def fast_names() -> frozenset[str]:
+    """One fault for each pair of judgements that name it in the two builds: compiling takes
+    seconds."""
+    first: dict[tuple[str, str], str] = {}
+    for name in NAMES:
+        one = planted(name)
+        if not one.get("slow"):
+            first.setdefault((one["checked"], one["release"]), name)
+    return frozenset(first.values())
+
+
+def is_slow(name: str) -> bool:
+    return name not in fast_names()
 
 
 def checked_on_its_case(name: str, device: str, build: str) -> Verdict:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ci.tests.planted import NAMES, case_of, checked_on_its_case, planted, twin
+from ci.tests.planted import NAMES, case_of, checked_on_its_case, is_slow, planted, twin
 
 from pagefuzz import check
 from pagefuzz.harness import subjects
@@ -23,7 +23,7 @@ BUILDS = [
     for name in NAMES
     for build in ("checked", "release")
     for same in [planted(name)["checked"] == planted(name)["release"]]
-    for slow in [planted(name).get("slow") or (same and build == "checked")]
+    for slow in [is_slow(name) or (same and build == "checked")]
 ]
 
 

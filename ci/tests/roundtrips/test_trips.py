@@ -129,8 +129,8 @@ def _dequantised(laid: LaidRoundTrip) -> dict[str, bool]:
     }
 
 
-#: The pair of the most views; the others are drawn in the same way.
-FAST = (f"{FLASH}/{DEQUANT}",)
+#: The others are drawn in the same way, and cost more.
+FAST = (f"{MLA}/{DEQUANT}",)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,9 @@ def test_a_round_trip_is_never_large(pair):
         assert RoundTrip.from_json(trip.to_json()) == trip
 
 
-@pytest.mark.parametrize("pair", [f"{MLA}/{COPY}", f"{FLASH}/{DEQUANT}"])
+@pytest.mark.parametrize(
+    "pair", [f"{MLA}/{COPY}", pytest.param(f"{FLASH}/{DEQUANT}", marks=pytest.mark.slow)]
+)
 def test_shrinks_towards_one_token_and_one_row(pair):
     """The simplest trip with a row that a token wrote."""
     trip = find(
