@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ci.tests.planted import NAMES, case_of, checked_on_its_case, planted, twin
+from ci.tests.planted import NAMES, case_of, checked_on_its_case, is_slow, planted, twin
 
 from pagefuzz import check
 from pagefuzz.harness import subjects
@@ -24,10 +24,7 @@ TRITON = {o for (o, _), subject in subjects.bundled().items() if subject.source.
 @pytest.mark.parametrize("build", ["checked", "release"])
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if planted(name).get("slow") else [])
-        for name in NAMES
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] if is_slow(name) else []) for name in NAMES],
 )
 def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> None:
     """As on the host, the first failure describes the cause."""

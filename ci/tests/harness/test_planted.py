@@ -5,7 +5,17 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from ci.tests.planted import NAMES, TWINS, case_of, judgements_of, most_work, planted, twin, work_of
+from ci.tests.planted import (
+    NAMES,
+    TWINS,
+    case_of,
+    is_slow,
+    judgements_of,
+    most_work,
+    planted,
+    twin,
+    work_of,
+)
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.findings import load_finding
@@ -43,7 +53,7 @@ def test_a_campaign_finds_it(name, cli, tmp_path):
 
 
 SHOWN = [
-    pytest.param(name, marks=[pytest.mark.slow] if planted(name).get("slow") else [])
+    pytest.param(name, marks=[pytest.mark.slow] if is_slow(name) else [])
     for name in NAMES
     if "reported" in planted(name)
 ]
