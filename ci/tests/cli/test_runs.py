@@ -93,7 +93,7 @@ def test_nightly_draws_new_cases(cli, tmp_path):
     seeds = []
     for name in ("one", "two"):
         done = cli(
-            *("fuzz", *HOST, "--profile", "nightly", "--time", "2s", "--report", name),
+            *("fuzz", *HOST, "--profile", "nightly", "--cases", "20", "--report", name),
             env={"CI": "true"},
         )
         assert done.returncode == 0, done.stdout + done.stderr
