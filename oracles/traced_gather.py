@@ -146,6 +146,8 @@ class TracedGather(GatherOperation):
         rows, pages = mapped
         valid = pages.valid[rows.page]
         _, byte = self._row_at(plan, buffer, offset_bytes)
+        if not 0 <= byte < self.rows_of(plan.arguments)[buffer][1]:
+            return None  # of no row, so of no entry
         page_id, slot = pages.page_id[rows.page][valid], rows.slot[valid]
         entries = np.unique(self.source_of(plan, buffer, page_id, slot, byte))
         values = contents.payload_at(plan.case.seed, entries, found.size)

@@ -82,3 +82,18 @@ def test_a_run_of_another_names_it(bench: MakeBench, name: str, buffer: str) -> 
             assert row in origin or source in origin, (mapping, failure)
     assert certain
     assert told >= certain
+
+
+def test_a_byte_between_rows_has_no_origin() -> None:
+    """A short stray store behind the row of a tiled page is reported, not searched for."""
+    name = "cp_gather_indexer_k_quant_cache"
+    operation = registry.operation(name)
+    told = 0
+    for drawn in drawn_from(cases_for(name, hostile=False, refused=False), 200, 3, name):
+        a = drawn.plan.arguments
+        behind = a["dst_k_row_stride_bytes"] - a["head_dim"]
+        if a["num_tokens"] > 1 and a["dst_k_rows"] > 1 and behind > 0:
+            told += 1
+            at = a["head_dim"] + behind - 1
+            assert operation.origin(drawn.plan, "dst_k", at, np.array([90], np.uint8)) is None
+    assert told > 10
