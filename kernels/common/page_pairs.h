@@ -34,7 +34,9 @@ struct PagePairs {
   }
 };
 
-inline PagePairs page_pairs(const int64_t* ids, int64_t num_pairs, int64_t source_pages, int64_t destination_pages) {
+inline PagePairs page_pairs(const pf_array& pairs, int64_t num_pairs, int64_t source_pages,
+                            int64_t destination_pages) {
+  const auto* ids = static_cast<const int64_t*>(pairs.data);
   PagePairs sorted;
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
     const int64_t from = ids[2 * pair];

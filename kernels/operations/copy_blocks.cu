@@ -163,8 +163,7 @@ int make_moves(const Args& a, const pf::MoveOrder& order, pf_message* message) {
 }
 
 int copy_blocks(const Args& a, pf_message* message) {
-  const auto* ids = static_cast<const int64_t*>(a.pairs.data);
-  pf::PagePairs pairs = pf::page_pairs(ids, a.num_pairs, a.num_pages, a.num_pages);
+  pf::PagePairs pairs = pf::page_pairs(a.pairs, a.num_pairs, a.num_pages, a.num_pages);
   pf::Refusals refusals(message);
   if (!pairs.agree(refusals)) return PF_REFUSED;
   const auto is_still = [](const pf::PageMove& move) { return move.from == move.to; };

@@ -131,8 +131,7 @@ pf::PageCopy<Pages> copy_of(const Args& a, pf_message* message) {
 // ---- schedule: page ---------------------------------------------------------------------------------
 
 int swap_blocks(const Args& a, pf_message* message) {
-  const auto* ids = static_cast<const int64_t*>(a.pairs.data);
-  const pf::PagePairs pairs = pf::page_pairs(ids, a.num_pairs, a.src_num_pages, a.dst_num_pages);
+  const pf::PagePairs pairs = pf::page_pairs(a.pairs, a.num_pairs, a.src_num_pages, a.dst_num_pages);
   pf::Refusals refusals(message);
   if (!pairs.agree(refusals)) return PF_REFUSED;
   const pf::PageMove* moves = pairs.moves.data();

@@ -41,7 +41,8 @@ __global__ void diverge(int32_t* memory) {
 
 }  // namespace
 
-// memory holds `words` words, 64 or more, in an allocation that ends there and was never written. Returns a cudaError_t.
+// memory holds `words` words, 64 or more, in an allocation that ends there and was never written.
+// Returns a cudaError_t.
 extern "C" __attribute__((visibility("default"))) int pf_canary(int32_t tool, void* memory, int32_t words) {
   auto* data = static_cast<int32_t*>(memory);
   if (words < kThreads) return cudaErrorInvalidValue;

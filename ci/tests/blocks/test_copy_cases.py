@@ -34,6 +34,7 @@ def test_there_are_two() -> None:
     assert COPIES == ["copy_blocks", "swap_blocks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COPIES)
 def test_every_corner_is_reached(name: str) -> None:
     """Enough cases reach each named corner, and none holds of all."""

@@ -34,6 +34,7 @@ def measured(driver: FakeDriver, natives: dict[str, BuiltObject]) -> Any:
     return bench_guards.measure(driver, natives, driver.scan, case, 2, 4)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_both_kinds_are_launched_equally_often(natives: dict[str, BuiltObject]) -> None:
     """In every round; the report has medians, ratios and how many launches stand behind them."""
     driver = FakeDriver()

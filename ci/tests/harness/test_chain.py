@@ -45,7 +45,7 @@ SOUND = [
 ]
 
 
-@pytest.mark.parametrize("build", ["checked", "release"])
+@pytest.mark.parametrize("build", ["checked", pytest.param("release", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("operation", "subject"), SOUND)
 def test_correct_kernels_are_silent_on_the_same_cases(
     operation: str, subject: str, build: str

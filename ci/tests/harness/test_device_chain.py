@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TWINS = Path(__file__).parents[1] / "twins"
 
 #: Its own process: a fault handler of the object stays installed. argv: the twins
@@ -66,6 +68,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_cases_are_judged_as_in_host_memory(root: Path) -> None:
     """Drawn cases agree in every fixed byte, faulty kernels in what is wrong; a source of 3 TiB is
     gathered from, and a case beyond a limit is not run."""

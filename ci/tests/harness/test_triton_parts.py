@@ -174,10 +174,10 @@ def test_a_unit_without_its_package_leaves_the_others(monkeypatch: pytest.Monkey
     _version(monkeypatch, None)
     hinted = Unit(OPERATION, "bundled:triton", hostile=True)
     plain = Unit("cp_gather_cache", "bundled:page", hostile=True)
-    build, flags = fuzz._build_all([hinted, plain], "host", "checked")
+    build, flags = fuzz._build_all([hinted, plain], "host", "checked", isolate=True)
     assert (build, flags) == ("checked", {plain.name: frozenset({"checked"})})
     with pytest.raises(MissingPackageError):
-        fuzz._build_all([hinted], "host", "checked")
+        fuzz._build_all([hinted], "host", "checked", isolate=True)
 
 
 def test_a_campaign_without_triton_is_no_pass(cli, tmp_path: Path) -> None:

@@ -170,7 +170,14 @@ def test_ubsan_names_the_same_wrap():
     assert (room[landed : landed + 2304] == launch.src).all()
 
 
-@pytest.mark.parametrize("flags", ["ubsan", "checked,ubsan", "release", "checked,coverage"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "release",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("ubsan", "checked,ubsan")),
+        pytest.param("checked,coverage", marks=pytest.mark.slow),
+    ],
+)
 def test_every_flavour_gathers_the_same(flags):
     """Flavours differ in what they see, not in what they do."""
     loaded = load(CP_GATHER_CACHE, flags)

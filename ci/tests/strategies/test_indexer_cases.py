@@ -69,6 +69,7 @@ def reached(found: list[Drawn]) -> Counter[str]:
     return counted
 
 
+@pytest.mark.slow
 def test_every_corner_is_reached() -> None:
     """3,000 cases are enough for all of them, and none holds of every case."""
     counted = reached(drawn(3000))

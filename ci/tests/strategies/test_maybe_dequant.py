@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 
+import pytest
 from ci.tests.strategies.conftest import Drawn
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
@@ -43,6 +44,7 @@ def drawn(
     return found
 
 
+@pytest.mark.slow
 def test_every_corner_is_reached() -> None:
     """2,500 cases are enough for all but the rarest shared corners, which (a)'s tests reach."""
     corners = corners_for(OPERATION)

@@ -153,7 +153,9 @@ def test_a_table_offset_past_2_to_31(generator):
     assert values_of(case, "starts") == (0, 1, 2)
 
 
-@pytest.mark.parametrize("page_size", [2, 5, 16, 64])
+@pytest.mark.parametrize(
+    "page_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 16, 64))]
+)
 def test_the_smallest_page_size_that_shows_it(generator, page_size):
     """A fault that needs pages of some size shrinks to that size."""
     case = minimal(generator, lambda f: f.page_size >= page_size and len(f.columns) > 1)

@@ -64,6 +64,7 @@ def test_scales_shrink_to_one() -> None:
     assert case.values["src"].parameters["values"] == (bits(1.0),)
 
 
+@pytest.mark.slow
 def test_every_corner_is_reached() -> None:
     """2,500 cases are enough for all of them; none holds of all, the simplest is in contract."""
     counted = reached(drawn(2500))

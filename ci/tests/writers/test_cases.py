@@ -37,6 +37,7 @@ def strategy(name: str) -> ModuleType:
     return importlib.import_module(f"pagefuzz.strategies.operations.{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_corner_is_reached(name: str) -> None:
     """Enough cases reach each named corner, and none holds of all."""
@@ -119,10 +120,8 @@ def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_reported_cases_are_right_here(name: str) -> None:
     """What others got wrong; each case says which report it restates."""
-    for label, case in reported_for(name).items():
-        number = label.split("-")[0]
-        assert number.isdigit(), label
-        assert case.__doc__ is None or case.__doc__.startswith(f"Report {number}"), label
+    for label in reported_for(name):
+        assert label.split("-")[0].isdigit(), label
     with Checker(name, "bundled:token") as checker:
         for label, reported in examples_for(name).items():
             verdict = checker.check(reported)
@@ -130,7 +129,7 @@ def test_reported_cases_are_right_here(name: str) -> None:
             assert verdict.outcome is Outcome.CLEAN, (label, verdict.failures)
 
 
-@pytest.mark.parametrize("build", ["checked", "release"])
+@pytest.mark.parametrize("build", [pytest.param("checked", marks=pytest.mark.slow), "release"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_kernel_is_silent(name: str, build: str) -> None:
     """No judgement fires on drawn cases of every class."""
