@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <new>  // what running out of host memory throws
 #include <vector>
 
 #include "common/refusals.h"
