@@ -1,6 +1,5 @@
 // (e) copy_blocks: copies pages of one cache to other pages of it, in every layer.
 
-
 #include "common/nesting.h"
 #include "common/object.h"
 #include "common/page_moves.h"

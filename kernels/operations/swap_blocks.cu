@@ -1,6 +1,5 @@
 // (e) swap_blocks: copies pages of a source cache to pages of another cache. Nothing is exchanged.
 
-
 #include "common/nesting.h"
 #include "common/object.h"
 #include "common/page_moves.h"
