@@ -65,6 +65,7 @@ def test_a_case_of_a_thousand_requests():
     assert simple.seed == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_fail_is_left_alone():
     """If nothing simpler fails, the case is returned as it is."""
     assert simplify(MANY, lambda case: case == MANY) == MANY

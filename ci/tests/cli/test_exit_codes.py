@@ -182,6 +182,7 @@ def test_streams_do_not_decide(tmp_path, root):
         assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_damaged_object(cli, tmp_path):
     """What is in the way is named, and what to do about it."""
     env = {"PAGEFUZZ_CACHE": str(tmp_path / "cache")}

@@ -246,6 +246,7 @@ def test_a_poor_terminal(tmp_path, look):
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", text)  # a colour
 
 
+@pytest.mark.slow
 def test_launches_need_not_be_isolated(cli, tmp_path):
     """--no-isolate: the same cases, the same figures, and it says so."""
     summaries = []

@@ -91,6 +91,7 @@ def test_the_merged_form_guards_with_the_stride() -> None:
         assert failures[0].key[:2] == ("read", "block_table")
 
 
+@pytest.mark.slow
 def test_bundled_twins_fail_on_their_reports() -> None:
     """Report 4 is a read past the row; report 28 shows at 241 to 255 tokens, not at 240 or 256."""
     examples = examples_for(OPERATION)

@@ -209,6 +209,7 @@ def twin(name):
     return load(CP_GATHER_CACHE, twin=KERNELS / "twins" / f"{name}.toml")
 
 
+@pytest.mark.slow
 def test_the_twin_without_a_width_guard_reads_past_the_row():
     """As the merged form does, in the schedule that is otherwise correct."""
     loaded = twin("table-width-unguarded")
@@ -219,6 +220,7 @@ def test_the_twin_without_a_width_guard_reads_past_the_row():
     assert (fault.buffer, fault.offset_bytes) == (BLOCK_TABLE, 4)
 
 
+@pytest.mark.slow
 def test_the_twin_that_takes_the_table_pitch_from_its_width_reads_another_column():
     """Report 14: the second row of a column slice."""
     loaded = twin("table-pitch-from-width")
@@ -238,6 +240,7 @@ def test_the_twin_that_takes_the_table_pitch_from_its_width_reads_another_column
     assert (fault.buffer, fault.offset_bytes) == (BLOCK_TABLE, 4)
 
 
+@pytest.mark.slow
 def test_the_twin_with_unsigned_page_offsets_wraps_at_two_to_the_32():
     """Report 11: a wrap that a sanitizer for signed overflow cannot see."""
     loaded = twin("page-offset-unsigned-32")

@@ -120,6 +120,7 @@ def test_an_illegal_page_id(generator, corner, pages):
     assert len(case.values["block_table"].edits) == 1
 
 
+@pytest.mark.slow
 def test_decreasing_starts(generator):
     """Two requests of a row each."""
     case = minimal(generator, at("hostile: starts fall"))
