@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.gathers import (
     LEAST_LIMIT_BYTES,
     Gather,
@@ -84,17 +84,7 @@ _JUNK = st.sampled_from(range(17))
 _STRIDE_JUNK = (-1, 0, 3, INT32_MIN, 2**63 - 1, -(2**63), 2**32)
 _SEQ_JUNK = (-7, INT32_MIN, INT32_MAX)
 _KEY_TYPES = (Dtype.E4M3, Dtype.E5M2)
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 @dataclass(frozen=True)
@@ -267,10 +257,7 @@ def indexer_cases(
 
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(variant, _CLASSES[hostile, refused], limit_bytes)
 
 

@@ -15,6 +15,7 @@ from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies import boundaries
 from pagefuzz.strategies.boundaries import Boundary, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.classes import class_strategies
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
 from pagefuzz.strategies.oddities import absent_arguments, ignored_strides, null_where_empty
 from pagefuzz.strategies.page_pairs import PADDING, PairChoices, pair_choices
@@ -75,17 +76,7 @@ _PAIRS = {
     for hostile in (False, True)
     for one_cache in (False, True)
 }
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 def classes(*, hostile: bool, refused: bool) -> SearchStrategy[str]:

@@ -50,12 +50,17 @@ def matrix(options: argparse.Namespace) -> int:
                                   tries=options.tries, gpu_memory_bytes=options.gpu_memory))
             for subject in chosen
         ]  # fmt: skip
-        found = [(subject, future.result()) for subject, future in _shown(running)]
-    cells = [cell for _, one in found for cell in one.values()]
-    wrong = [said for cell in cells for said in cell.wrong]
+        found = []
+        for subject, future in running:
+            print(f"{subject.operation} · {subject.name}")
+            cells = future.result()
+            print(_table(cells), flush=True)
+            found.append((subject, cells))
+    all_cells = [cell for _, one in found for cell in one.values()]
+    wrong = [said for cell in all_cells for said in cell.wrong]
     print(
-        f"{sum(cell.tries for cell in cells):,} injected accesses in {len(cells):,} cells, "
-        f"{sum(not cell.kept for cell in cells)} cells not as promised"
+        f"{sum(cell.tries for cell in all_cells):,} injected accesses in {len(all_cells):,} cells, "
+        f"{sum(not cell.kept for cell in all_cells)} cells not as promised"
     )
     if options.report is not None:
         report = _report(options, backend, found)
@@ -63,17 +68,9 @@ def matrix(options: argparse.Namespace) -> int:
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for said in wrong[:20]:
         print(f"pagefuzz: not as promised: {said}", file=sys.stderr)
-    if not cells:
+    if not all_cells:
         raise CannotCheckError("nothing was injected")
     return 1 if wrong else 0
-
-
-def _shown(running: Sequence[tuple[Subject, Any]]) -> Sequence[tuple[Subject, Any]]:
-    """Prints each as it is done, in order."""
-    for subject, future in running:
-        print(f"{subject.operation} · {subject.name}")
-        print(_table(future.result()), flush=True)
-    return running
 
 
 def _table(cells: Matrix) -> str:

@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pagefuzz.harness.memory.arena import (
-    RED_ZONE_BYTES,
     SMALL_BYTES,
     Collected,
     DoesNotFitError,
     PoolRegion,
-    aligned_base,
     is_written,
+    least_region_bytes,
     overlaid_addresses,
     placed_buffers,
     pool_chunk,
@@ -139,10 +138,7 @@ class _SparseRegion:
     def __init__(self, buffer: PlannedBuffer, expectation: Expectation) -> None:
         """Raises `DoesNotFitError`, and leaves nothing behind then."""
         self.buffer = buffer
-        before, guard = buffer.placement.before_bytes, buffer.placement.guard
-        front = before + (0 if guard == "start" else RED_ZONE_BYTES)
-        behind = buffer.memory_bytes + (0 if guard == "end" else RED_ZONE_BYTES)
-        size_bytes = round_up(aligned_base(front, buffer) + behind, PAGE_BYTES)
+        size_bytes = round_up(least_region_bytes(buffer), PAGE_BYTES)
         self.base = PoolRegion.of(buffer, [size_bytes]).base
         self._windows = Windows(
             buffer,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import Corners
-from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.strides import rounded_up
@@ -51,17 +51,7 @@ _GROUPS = skewed((40, (1,)), (25, (2, 3)), (35, (4, 4, 4, 5, 8)))
 _ROPE = skewed((50, range(1, 7)), (50, (8, 16, 16, 24, 63, 64, 64, 64, 65, 128)))
 _SCALE_KINDS = weighted({0: 50, 1: 49})
 _ALIGNMENTS = {"kv_c": 2, "k_pe": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -76,10 +66,7 @@ def cases(
     Shrinks towards one token of 128 latent values and one rope value, plain scales, in a pool of
     one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import Corners
-from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import float_bits, input_dtypes, kv_dtypes, scales
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
@@ -48,17 +48,7 @@ _STRIDE_JUNK = (-1, 0, 3, -(2**31), 2**63 - 1, -(2**63), 2**32)
 _LATENT = skewed((40, range(1, 10)), (30, range(10, 70)), (30, (64, 128, 256, 512, 512, 513)))
 _ROPE = skewed((50, range(1, 7)), (50, (8, 16, 16, 24, 63, 64, 64, 65)))
 _KV_DTYPES, _INPUT_DTYPES, _SCALES = kv_dtypes(), input_dtypes(), scales()
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -73,10 +63,7 @@ def cases(
     Shrinks towards one token of one latent and one rope element, F32 stored as it is, in a pool of
     one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
@@ -26,10 +25,10 @@ from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.boundaries import crossings
 from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
-    LEAST_LIMIT_BYTES,
     QUANTITIES,
     Form,
     Gather,
@@ -71,17 +70,7 @@ _CROSSINGS = crossings(
 )
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(16))
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 _UNITS, _RECORDS, _SCALES = st.just(4), st.just(RECORD_BYTES), scales()
 
 
@@ -99,10 +88,7 @@ def cases(
 
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

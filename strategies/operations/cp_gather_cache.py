@@ -7,17 +7,16 @@ from dataclasses import replace
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
-    LEAST_LIMIT_BYTES,
     Gather,
     GatherChoices,
     gather_choices,
@@ -50,17 +49,7 @@ _ELEMENT_TYPES = {
     4: (Dtype.U32, Dtype.F32, Dtype.I32),
     8: (Dtype.U64, Dtype.I64),
 }
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 _ELEMENT_SIZES, _ENTRY_SIZES = element_sizes(), entry_sizes()
 
 
@@ -81,10 +70,7 @@ def cases(
 
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 import numpy as np
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
@@ -19,10 +18,10 @@ from pagefuzz.oracles.layout import Dtype, Plan
 from pagefuzz.oracles.registry import operation
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
-    LEAST_LIMIT_BYTES,
     Gather,
     GatherChoices,
     gather_choices,
@@ -69,17 +68,7 @@ _SCALES = st.sampled_from(SCALES) | st.integers(-(2**31), 2**31 - 1)
 _ENTRY_SIZES = entry_sizes()
 _OPTIONAL = ("seq_starts", "scale", "counts")
 _CODES = (None, Dtype.E4M3, Dtype.E5M2)
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -94,10 +83,7 @@ def cases(
 
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

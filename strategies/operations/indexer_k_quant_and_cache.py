@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import Corners
-from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.write_corners import indexer_write_corners
@@ -53,17 +53,7 @@ _SCALE_KINDS = weighted({0: 50, 1: 49})
 _HEADS = skewed((50, range(16, 129, 16)), (35, (128, 128, 192, 256)), (15, range(16, 1025, 16)))
 _BLOCKS = skewed((52, (0,)), (48, range(1, 40)))
 _ALIGNMENTS = {"k": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -78,10 +68,7 @@ def cases(
     Shrinks towards one token of 16 values with one plain scale, in a flat pool of one page of one
     slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

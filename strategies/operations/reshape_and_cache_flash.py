@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
+from pagefuzz.strategies.classes import check_limit, class_strategies
 from pagefuzz.strategies.corners import Corners
-from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import float_bits, input_dtypes, kv_dtypes, scale_vectors
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
@@ -46,17 +46,7 @@ _HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32)))
 _HEAD_ELEMENTS = skewed((40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256)))
 _PER_HEAD = weighted({False: 65, True: 35})
 _KV_DTYPES, _INPUT_DTYPES = kv_dtypes(), input_dtypes()
-_CLASSES = {
-    (hostile, refused): weighted(
-        {
-            name: weight
-            for name, weight in CLASSES.items()
-            if (hostile or name != "hostile") and (refused or name != "refused")
-        }
-    )
-    for hostile in (False, True)
-    for refused in (False, True)
-}
+_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -71,10 +61,7 @@ def cases(
     Shrinks towards one token of one head of one element, F32 stored as it is, in a pool of one
     page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(_CLASSES[hostile, refused], limit_bytes)
 
 

@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.strategies.classes import check_limit
 from pagefuzz.strategies.corners import Corners
-from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, LEAST_LIMIT_BYTES
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.page_copies import (
     PageCopy,
     classes,
@@ -55,10 +55,7 @@ def cases(
     Shrinks towards page 0 copied to page 1, of one byte. Raises `InvalidArgument` for `limit_bytes`
     below 64 MiB.
     """
-    if limit_bytes < LEAST_LIMIT_BYTES:
-        raise InvalidArgument(
-            f"limit_bytes={limit_bytes!r} must be at least {LEAST_LIMIT_BYTES} (64 MiB)"
-        )
+    check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
