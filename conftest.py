@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,10 @@ NO_GPU = "not run: no GPU"
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 settings.load_profile("suite")
 draw_from_the_seed_alone()
+
+# What is ignored (under nohup) would be in every process that a test starts; what is handled is not.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

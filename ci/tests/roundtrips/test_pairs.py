@@ -91,8 +91,8 @@ def test_a_pair_composes(pair, reader, device):
 def test_a_pair_composes_at_length(pair, reader, device, build):
     """The same on many, those at 32-bit boundaries included."""
     # A GPU compiles a Triton kernel for each page layout.
-    count = 100 if reader == "bundled:triton" and device == "cuda" else 600
-    assert agree(pair, reader, device, build, count, DEFAULT_LIMIT_BYTES) > 50_000
+    count = 100 if reader == "bundled:triton" and device == "cuda" else 150
+    assert agree(pair, reader, device, build, count, DEFAULT_LIMIT_BYTES) > 30_000
 
 
 def found(pair, writer, reader, *, mover="bundled:page", build="release", cases=300):
