@@ -22,7 +22,7 @@ settings.register_profile("suite", deadline=None, derandomize=True, database=Non
 settings.load_profile("suite")
 draw_from_the_seed_alone()
 
-# What is ignored (under nohup) would be in every process that a test starts; what is handled is not.
+# What is ignored, as under nohup, would be in every process that a test starts; a handler is not.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 

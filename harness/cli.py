@@ -249,7 +249,13 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--tries", type=positive, default=1, metavar="N", help="cases for each cell; default: 1"
     )
     matrix.add_argument(
-        "--jobs", type=positive, default=1, metavar="N", help="operations at a time; default: 1"
+        "--jobs", type=positive, default=1, metavar="N", help="launches at a time; default: 1"
+    )
+    matrix.add_argument(
+        "--layer", action="append", metavar="L", help="guard, diff or checked; default: all"
+    )
+    matrix.add_argument(
+        "--kind", action="append", metavar="K", help='such as "read past"; default: all'
     )
     matrix.add_argument("--report", type=Path, metavar="DIR", help="write matrix.json there")
     _add_gpu_memory(matrix)

@@ -7,8 +7,11 @@ the matrix says which layers see it, and whether that is what they promise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
@@ -18,7 +21,7 @@ from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, Case, Placement
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Dtype, Plan, PlannedBuffer, Role
-from pagefuzz.oracles.verdict import CaseClass, Outcome
+from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 from pagefuzz.strategies.registry import cases_for
 
 READ, WRITE = "read", "write"
@@ -188,6 +191,55 @@ def between_red_zones(case: Case) -> Case:
     return replace(case, placements={name: Placement(guard="none") for name in names})
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One launch with one wrong access, which `layer` must see or must not."""
+
+    layer: Layer
+    kind: Kind
+    case: Case
+    injection: Injection
+    promised: bool
+
+    @property
+    def key(self) -> tuple[str, Kind, str]:
+        return self.injection.buffer, self.kind, self.layer.name
+
+
+def trials(
+    operation: str, tries: int, layers: Sequence[Layer] = LAYERS, kinds: Collection[Kind] = KINDS
+) -> list[Trial]:
+    """What fills a matrix: `tries` launches for each cell, as far as there are cases; those of a
+    layer follow one another.
+
+    Raises `CannotCheckError` if there is no case for a buffer.
+    """
+    one = registry.operation(operation)
+    cases = suitable_cases(operation, tries)
+    found: list[Trial] = []
+    missing = {buffer.name for buffer in one.buffers}
+    for layer in layers:
+        count: Counter[tuple[str, Kind, str]] = Counter()
+        for case in cases:
+            placed = case if layer.guarded else between_red_zones(case)
+            plan = one.plan(placed)
+            expectation = one.expect(plan)
+            for buffer in plan.buffers.values():
+                if not buffer.memory_bytes or buffer.placement.over is not None:
+                    continue
+                missing.discard(buffer.name)
+                for kind, injection in injections(plan, expectation, buffer):
+                    trial = Trial(layer, kind, placed, injection, layer.promises(kind, buffer))
+                    if kind in kinds and count[trial.key] < tries:
+                        count[trial.key] += 1
+                        found.append(trial)
+    if missing:
+        raise CannotCheckError(
+            f"{operation}: no case was drawn in which {', '.join(sorted(missing))} has memory"
+        )
+    return found
+
+
 def examine(
     operation: str,
     subject: str,
@@ -195,48 +247,47 @@ def examine(
     *,
     tries: int = 1,
     layers: Sequence[Layer] = LAYERS,
+    kinds: Collection[Kind] = KINDS,
+    jobs: int = 1,
     gpu_memory_bytes: int | None = None,
 ) -> Matrix:
-    """Fills the matrix of one subject: `tries` cases for each cell, as far as there are cases.
-    `gpu_memory_bytes` is that of a `Checker`.
+    """Fills the matrix of one subject, or those layers and kinds of it, `jobs` launches at a time.
+    A layer that the subject has not on this device is left out. `gpu_memory_bytes` is that of a
+    `Checker`.
 
     Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, or if
     there is no case for a buffer.
     """
-    cases = suitable_cases(operation, tries)
-    one = registry.operation(operation)
+    made = trials(operation, tries, layers, kinds)
     cells: dict[tuple[str, Kind, str], Cell] = {}
-    for layer in layers:
-        with Checker(
+
+    def tried(layer: Layer, some: Sequence[Trial]) -> list[tuple[Trial, Verdict]]:
+        checker = Checker(
             operation, subject, device, layer.build, gpu_memory_bytes=gpu_memory_bytes
-        ) as checker:
-            for case in cases:
-                placed = case if layer.guarded else between_red_zones(case)
-                plan = one.plan(placed)
-                expectation = one.expect(plan)
-                for buffer in plan.buffers.values():
-                    if not buffer.memory_bytes or buffer.placement.over is not None:
-                        continue
-                    for kind, injection in injections(plan, expectation, buffer):
-                        key = (buffer.name, kind, layer.name)
-                        cell = cells.setdefault(key, Cell(layer.promises(kind, buffer)))
-                        if cell.tries < tries:
-                            _try(checker, placed, injection, layer, cell)
-    missing = {b.name for b in one.buffers} - {buffer for buffer, _, _ in cells}
-    if missing:
-        raise CannotCheckError(
-            f"{operation}: no case was drawn in which {', '.join(sorted(missing))} has memory"
         )
+        with checker:
+            if "checked" in layer.build and "checked" not in checker.flags:
+                return []  # a Triton kernel on a GPU
+            return [(one, checker.check(one.case, injection=one.injection)) for one in some]
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for layer in layers:
+            mine = [trial for trial in made if trial.layer is layer]
+            size = max(1, -(-len(mine) // jobs))
+            lots = [mine[at : at + size] for at in range(0, len(mine), size)]
+            for lot in pool.map(partial(tried, layer), lots):
+                for trial, verdict in lot:
+                    cell = cells.setdefault(trial.key, Cell(trial.promised))
+                    _enter(cell, trial, verdict)
     return cells
 
 
-def _try(checker: Checker, case: Case, injection: Injection, layer: Layer, cell: Cell) -> None:
-    verdict = checker.check(case, injection=injection)
+def _enter(cell: Cell, trial: Trial, verdict: Verdict) -> None:
     if verdict.outcome is Outcome.NOT_RUN:
         raise CannotCheckError(f"a case of the matrix was not run: {verdict.not_run}")
     cell.tries += 1
-    seen = any(failure.judgement in layer.judgements for failure in verdict.failures)
+    seen = any(failure.judgement in trial.layer.judgements for failure in verdict.failures)
     cell.seen += seen
     if seen is not cell.promised:
         said = ", ".join(failure.title for failure in verdict.failures) or "nothing"
-        cell.wrong.append(f"{injection} in {case.dumps()}: {said}")
+        cell.wrong.append(f"{trial.injection} in {trial.case.dumps()}: {said}")

@@ -5,6 +5,7 @@ A planted fault is a twin, bundled or in `ci/tests/twins/`, and a file NAME.json
     case      shows the fault
     checked   the judgement that must name it first in a checked build
     release   the same in a release build
+    cuda      optional: the same in both on a GPU, whose order of threads is its own
     also      optional: others that must see it in a release build
     fuzz      optional: what a campaign from nothing comes to
                 judgement   instead of the one of the checked build; a list if it depends on what

@@ -6,14 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Matrix, examine
+from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Kind, Layer, Matrix, examine
 from pagefuzz.harness.subjects import Subject
 from pagefuzz.harness.versions import commit, versions
 
@@ -24,10 +23,11 @@ kernel; the value that a read brings is thrown away. Who saw it, every time:
   D  red zones and the byte diff of whole buffers; checked build off
   C  the checked build
   .  not seen, as that layer promises no more   !  not as promised
-  -  there is no such place
+  -  there is no such place, or it was not asked for
 """
 _LETTERS = {"guard": "G", "diff": "D", "checked": "C"}
 _COLUMN = 8
+_One = TypeVar("_One", Kind, Layer)
 
 
 def matrix(options: argparse.Namespace) -> int:
@@ -44,18 +44,20 @@ def matrix(options: argparse.Namespace) -> int:
         f"device  {gpu.name if backend == 'cuda' and gpu else 'host'}; {options.tries} tries each"
     )
     print(_LEGEND)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        running = [
-            (subject, pool.submit(examine, subject.operation, subject.name, backend,
-                                  tries=options.tries, gpu_memory_bytes=options.gpu_memory))
-            for subject in chosen
-        ]  # fmt: skip
-        found = []
-        for subject, future in running:
-            print(f"{subject.operation} · {subject.name}")
-            cells = future.result()
-            print(_table(cells), flush=True)
-            found.append((subject, cells))
+    layers, kinds = _named("layer", LAYERS, options.layer), _named("kind", KINDS, options.kind)
+    found = []
+    for subject in chosen:
+        print(f"{subject.operation} · {subject.name}", flush=True)
+        cells = examine(
+            *(subject.operation, subject.name, backend),
+            tries=options.tries,
+            layers=layers,
+            kinds=kinds,
+            jobs=options.jobs,
+            gpu_memory_bytes=options.gpu_memory,
+        )
+        print(_table(cells), flush=True)
+        found.append((subject, cells))
     all_cells = [cell for _, one in found for cell in one.values()]
     wrong = [said for cell in all_cells for said in cell.wrong]
     print(
@@ -71,6 +73,14 @@ def matrix(options: argparse.Namespace) -> int:
     if not all_cells:
         raise CannotCheckError("nothing was injected")
     return 1 if wrong else 0
+
+
+def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None) -> list[_One]:
+    """All of them if none is asked for."""
+    names = [one.name for one in there_are]
+    if unknown := sorted(set(asked_for or ()) - set(names)):
+        raise CannotCheckError(f"unknown {what} {unknown[0]!r}; there is {', '.join(names)}")
+    return [one for one in there_are if one.name in (asked_for or names)]
 
 
 def _table(cells: Matrix) -> str:

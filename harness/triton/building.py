@@ -33,14 +33,15 @@ def build_triton(
 ) -> TritonBuild:
     """The module of `source`, changed as `twin` says.
 
-    Interpreted it may be checked or not; compiled for a GPU it never is. Raises `CannotCheckError`
+    Interpreted it may be checked or not; compiled for a GPU it never is. With "inject" an access
+    can be added to each launch, by a kernel of its own. Raises `CannotCheckError`
     without Triton, for other flags, or if the twin does not apply.
     """
     version = require_triton(source.name)
-    if other := sorted(spec.flags - {"checked"}):
+    if other := sorted(spec.flags - {"checked", "inject"}):
         raise CannotCheckError(
-            f"{source.name} is a Triton kernel: it may be built as release or checked, not as "
-            f"{other[0]}"
+            f"{source.name} is a Triton kernel: it may be built as release, checked or inject, "
+            f"not as {other[0]}"
         )
     try:
         text = original = source.read_text(encoding="utf-8")
@@ -57,7 +58,7 @@ def build_triton(
             if text != original:
                 path.write_text(text, encoding="utf-8")
             if spec.target == "cuda":
-                return TritonBuild(path, frozenset({"cuda", "triton"}), None)
+                return TritonBuild(path, spec.flags - {"checked"} | {"cuda", "triton"}, None)
     except OSError as error:
         raise CannotCheckError(
             f"cannot keep objects in {folder}: {error.strerror}; PAGEFUZZ_CACHE may name another "

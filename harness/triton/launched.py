@@ -6,7 +6,8 @@ Used inside a worker only, which then has Triton in one of its two modes for goo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pagefuzz.strategies.registry import shapes_for
 class TritonObject:
     """One loaded module and one launcher in it; see `objects.LaunchObject`.
 
-    flags  "triton", with "cuda" on a GPU or, interpreted, perhaps "checked"
+    flags  "triton", with "cuda" on a GPU or, interpreted, perhaps "checked"; "inject" on both
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class TritonObject:
         self._interpreter: private.Interpreter | None = None
         self._watcher: FootprintWatcher | None = None
         self._arguments: dict[str, Any] = {}
+        self._touch: Callable[[], tuple[int, str]] | None = None
+        self._touching = False
         if "cuda" in flags:
             os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder().parent / "triton"))
         elif keys_path is None:
@@ -76,6 +79,10 @@ class TritonObject:
 
     def launch(self) -> tuple[Status, str]:
         code, said = self._launcher(**self._arguments)
+        if code == Status.OK and self._touch is not None:
+            self._touching = True
+            code, said = self._touch()
+            self._touching = False
         try:
             return Status(code), said
         except ValueError:
@@ -110,6 +117,8 @@ class TritonObject:
 
     def _compiled(self, key: Mapping[str, str]) -> None:
         """Triton has compiled a kernel for the launch that is under way."""
+        if self._touching:  # not the subject's
+            return
         shape = keys.shape_text(self._operation, self._plan.case)
         launched = self._launched.setdefault(self._compile_time(), [])
         launched.append(Compilation("the batch of a launch", shape, key))
@@ -121,8 +130,12 @@ class TritonObject:
     def inject(
         self, buffer: int, address: int, offset_bytes: int, size_bytes: int, kind: str
     ) -> None:
-        """Triton kernels have no such build."""
-        raise CannotCheckError("no access can be injected into a Triton kernel")
+        """As of a native object, by a launch that follows the kernel's."""
+        if "inject" not in self.flags:
+            raise CannotCheckError(f"{self._shown} was not built to inject accesses")
+        from pagefuzz.kernels.triton.common.touching import touch
+
+        self._touch = partial(touch, address, offset_bytes, size_bytes, kind)
 
     def catch_faults(self, address: int) -> None:
         """A fault of memory protection is only a death: it happens inside NumPy, or on a GPU."""

@@ -32,7 +32,8 @@ def test_a_planted_fault_is_named_by_its_judgement(name: str, build: str) -> Non
     assert verdict.outcome is Outcome.FAILED
     if case_of(name).operation in TRITON:
         build = "release"  # there is no checked one
-    assert verdict.failures[0].judgement == planted(name)[build]
+    one = planted(name)
+    assert verdict.failures[0].judgement == one.get("cuda", one[build])
 
 
 SOUND = [

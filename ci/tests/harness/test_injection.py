@@ -91,3 +91,37 @@ def test_kinds_and_layers_are_named_once() -> None:
     """The table has a column for each kind and a letter for each layer."""
     assert len({kind.name for kind in KINDS}) == len(KINDS) == 8
     assert len({layer.name for layer in LAYERS}) == len(LAYERS) == 3
+
+
+TRITON = "cp_gather_indexer_k_quant_cache_hinted"
+
+
+def test_a_triton_kernel_has_the_same_matrix() -> None:
+    """An access follows its launch by a kernel of its own; the layers see it in the interpreter."""
+    cells = examine(TRITON, "bundled:triton", "host", jobs=2)
+    assert [(key, cell.wrong) for key, cell in cells.items() if not cell.kept] == []
+    assert {layer for _, _, layer in cells} == {layer.name for layer in LAYERS}
+    assert all(
+        cells["token_to_seq", kind, "checked"].seen for kind in KINDS if kind.where != "inside"
+    )
+
+
+def test_a_triton_kernel_that_was_not_built_to_inject_refuses() -> None:
+    """As a native object does."""
+    case = suitable_cases(TRITON, 1)[0]
+    with (
+        Checker(TRITON, "bundled:triton", "host", "release") as checker,
+        pytest.raises(CannotCheckError, match="not built to inject"),
+    ):
+        checker.check(case, injection=Injection("src", 0, 1, "read"))
+
+
+def test_a_part_of_the_matrix_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """By names of layers and kinds; another one is told which there are."""
+    asked = ["matrix", "--device", "host", "--op", OPERATION, "--tries", "2", "--jobs", "2"]
+    assert main([*asked, "--layer", "guard", "--kind", "read past", "--kind", "read before"]) == 0
+    said = capsys.readouterr().out
+    buffers = len(registry.operation(OPERATION).buffers)
+    assert f"{2 * 2 * buffers} injected accesses in {2 * buffers} cells, 0 cells" in said
+    assert main([*asked, "--layer", "wall"]) == 2
+    assert "unknown layer 'wall'; there is guard, diff, checked" in capsys.readouterr().err
