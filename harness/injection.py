@@ -146,8 +146,9 @@ def _forbidden(buffer: PlannedBuffer, allowed: IntervalSet, size: int) -> tuple[
 
 
 def suitable_cases(operation: str, count: int) -> list[Case]:
-    """In-contract cases of an operation without placements, with every buffer that there can be in
-    `count` of them at least, as far as drawing gets; the same ones every time."""
+    """In-contract cases of an operation without placements, with every buffer that there can be,
+    and flush at both ends, in `count` of them at least, as far as drawing gets; the same ones every
+    time."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     one = registry.operation(operation)
@@ -156,7 +157,7 @@ def suitable_cases(operation: str, count: int) -> list[Case]:
 
     @seed(1)
     @settings(
-        max_examples=max(200, 8 * count),
+        max_examples=max(200, 16 * count),
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -176,7 +177,8 @@ def suitable_cases(operation: str, count: int) -> list[Case]:
             or not any(runs.offsets.size for runs in expectation.expected.values())
         ):
             return
-        useful = [b.name for b in plan.buffers.values() if b.memory_bytes and lacking[b.name]]
+        sized = [b for b in plan.buffers.values() if b.memory_bytes and _is_flush(b)]
+        useful = [b.name for b in sized if lacking[b.name]]
         if useful:
             found.append(case)
         for name in useful:
