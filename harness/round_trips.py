@@ -150,6 +150,7 @@ class RoundTripRunner:
                     subject.begin_check(step.plan, step.expectation, self._arena.store)
                 subject.catch_faults(self._box.fault_address())
                 self._box.note_launch(assignment.object_path, plan, addresses)
+                self._box.note_memory(self.memory())
                 self._box.enter(Stage.LAUNCHING)
                 status, message = subject.launch()
                 record = None

@@ -252,6 +252,7 @@ class Runner:
         if subject.keeps_record:
             subject.begin_check(plan, expectation, arena.store)
         self._box.note_launch(self._assignment.object_path, plan, addresses)
+        self._box.note_memory(self.memory())
         self._box.enter(Stage.LAUNCHING)
         status, message = subject.launch()
         record = None

@@ -1,8 +1,8 @@
 """What outlives a worker: memory that it shares with its client.
 
 It tells a launch that killed its process from a harness that died of something else, a launch that
-hangs from a large case that takes long to be compared, and of a fault of memory protection where
-it was and which instruction of the subject it was of.
+hangs from a large case that takes long to be compared, of a fault of memory protection where it was
+and which instruction of the subject it was of, and how much memory the worker held.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,11 +19,15 @@ import cffi
 import numpy as np
 
 from pagefuzz.harness.memory.host import GUARD_BYTES
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.layout import Plan
 
-#: Byte 0: the stage; 1: changes with every stage that is entered. Then `pf_fault` and the buffers.
-_FAULT_AT, _BUFFERS_AT = 64, 128
+#: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, `pf_fault` and
+#: the buffers.
+_MEMORY_AT, _FAULT_AT, _BUFFERS_AT = 8, 64, 128
 SIZE_BYTES = 4 * mmap.PAGESIZE
+
+_MEMORY = struct.Struct("<3q")
 
 _ffi = cffi.FFI()
 
@@ -92,6 +97,10 @@ class BlackBox:
         head = len(text).to_bytes(4, "little")
         self._memory[_BUFFERS_AT : _BUFFERS_AT + 4 + len(text)] = head + text
 
+    def note_memory(self, use: MemoryUse) -> None:
+        """What the worker holds when a launch begins: one that dies of it cannot say."""
+        _MEMORY.pack_into(self._memory, _MEMORY_AT, *use.to_json())
+
     # ---- the client's side --------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -106,6 +115,10 @@ class BlackBox:
     def entered(self) -> bytes:
         """The stage, and which entry into it; differs whenever a stage was entered."""
         return bytes(self._memory[:2])
+
+    def memory(self) -> MemoryUse:
+        """What the worker held when its last launch began; nothing before the first."""
+        return MemoryUse.from_json(_MEMORY.unpack_from(self._memory, _MEMORY_AT))
 
     def fault(self) -> Fault | None:
         """The fault that ended the worker, if one did."""

@@ -437,6 +437,7 @@ class Worker:
         detail = _shown(running.output.text())
         short = _is_short_of_memory(running)
         fault = running.box.fault()
+        self.memory = self.memory.most(running.box.memory())
         self._running = None
         running.close()
         if how == HANG:
