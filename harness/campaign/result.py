@@ -84,7 +84,9 @@ class UnitResult:
         totals = self.totals
         launches, amount = totals.layers.get(layer.name, (0, 0))
         in_contract = totals.classes.get(CaseClass.IN_CONTRACT, 0)
-        enough = totals.cases >= ENOUGH_CASES or (layer.every_case and in_contract > 0)
+        enough = totals.cases >= ENOUGH_CASES or (
+            layer.enough is not None and in_contract >= layer.enough
+        )
         return enough and not (launches and amount)
 
 
