@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagefuzz.harness.build import compiler, compiler_version
 from pagefuzz.harness.devices import Machine, machine
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.layers import CUDA, HOST, Layer
 from pagefuzz.harness.sanitizers.tools import find_compute_sanitizer
 from pagefuzz.harness.triton.private import require_triton
 from pagefuzz.harness.versions import versions
-
-HOST, CUDA = "host", "cuda"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A detection layer of this version. backends: where it exists; needs: the build it takes."""
-
-    name: str
-    sees: str
-    backends: Sequence[str]
-    needs: str = ""
-
-
-#: What this version has. A layer is listed once it exists, not before.
-LAYERS = (
-    Layer("reference, bit-exact", "wrong values", (HOST, CUDA)),
-    Layer("whole-buffer byte diff", "writes to any forbidden byte", (HOST, CUDA)),
-    Layer("red zones", "writes just outside a buffer", (HOST, CUDA)),
-    Layer("two fills", "forbidden reads that reach output", (HOST, CUDA)),
-    Layer("repeats", "races, stale shared memory", (HOST, CUDA)),
-    Layer("orders of threads", "missing barriers, races", (HOST,)),
-    Layer("related launches", "output that follows page ids", (HOST, CUDA)),
-    Layer("counters", "lost or wrongly counted pages", (HOST, CUDA)),
-    Layer("launch limits", "launches that CUDA refuses", (HOST, CUDA)),
-    Layer("guard pages", "reads off a buffer, at full speed", (HOST, CUDA)),
-    Layer("read-only sources", "writes to what is only read", (HOST, CUDA)),
-    Layer("worker deaths", "crashes, hangs, lost contexts", (HOST, CUDA)),
-    Layer("checked build", "every forbidden access, its line", (HOST, CUDA), "checked"),
-    Layer("checked index type", "wrap, lossy narrowing, the line", (HOST, CUDA), "checked"),
-    Layer("compilation keys", "what a new batch has compiled anew", (HOST, CUDA), "triton"),
-    Layer("UBSan", "signed overflow, a second opinion", (HOST,), "ubsan"),
-    Layer("AddressSanitizer", "a second opinion on accesses", (HOST,), "asan"),
-    Layer("compute-sanitizer", "a second opinion, races, barriers", (CUDA,), "release"),
-)
 
 
 @dataclass(frozen=True)
@@ -70,9 +35,13 @@ class Examination:
         """Whether it is there: "yes", "no" (not on this machine) or "-" (no such thing)."""
         if backend not in layer.backends:
             return "-"
+        return "no" if self.why_not(layer, backend) else "yes"
+
+    def why_not(self, layer: Layer, backend: str) -> str:
+        """Why a layer that the backend could have is not there; "" if it is."""
         needed = "triton" if layer.needs == "triton" else layer.name
-        lacks = any(fact.name == needed and not fact.there for fact in self.facts)
-        return "no" if self.unusable[backend] or lacks else "yes"
+        lacks = [fact.text for fact in self.facts if fact.name == needed and not fact.there]
+        return self.unusable[backend] or "; ".join(lacks)
 
 
 def examine() -> Examination:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pagefuzz.harness import subjects
+from pagefuzz.harness import layers, subjects
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
 from pagefuzz.harness.memory.cuda import CudaArena, Scan
@@ -176,9 +176,9 @@ class Runner:
             compilations=self._object.compilations(),
         )
         contained = self._assignment.promises_containment
-        verdict = judging.judge(
-            Run(self._operation, plan, expectation, observation, contained=contained)
-        )
+        run = Run(self._operation, plan, expectation, observation, contained=contained)
+        verdict = judging.judge(run)
+        verdict = replace(verdict, layers=layers.examined(run, verdict.checked))
         fixed = fixed_bytes(plan, expectation, launches) if with_fixed_bytes else None
         return Answer(verdict, fixed)
 
@@ -265,7 +265,15 @@ class Runner:
         arena.synchronise()
         self._box.enter(Stage.JUDGING)
         collected = arena.collect()
-        return Launch(fill, status, message, collected.chunks, collected.examined_bytes, record)
+        return Launch(
+            fill,
+            status,
+            message,
+            collected.chunks,
+            collected.examined_bytes,
+            record,
+            collected.around,
+        )
 
     def memory(self) -> MemoryUse:
         """What this process holds now."""

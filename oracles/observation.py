@@ -111,6 +111,27 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Around:
+    """What lay around the buffers of a launch, all of them together.
+
+    guarded_bytes    of buffers and workspaces that end or begin at memory which nobody may touch
+    red_zone_bytes   of red zones, which are compared
+    read_only_bytes  of buffers that were mapped read-only
+    """
+
+    guarded_bytes: int = 0
+    red_zone_bytes: int = 0
+    read_only_bytes: int = 0
+
+    def __add__(self, other: Around) -> Around:
+        return Around(
+            self.guarded_bytes + other.guarded_bytes,
+            self.red_zone_bytes + other.red_zone_bytes,
+            self.read_only_bytes + other.read_only_bytes,
+        )
+
+
+@dataclass(frozen=True)
 class Launch:
     """One launch.
 
@@ -122,6 +143,7 @@ class Launch:
                memory they tell what all of them changed so far.
     examined_bytes  memory known to be unchanged or in chunks, all buffers and red zones together
     record     of a checked build; None from any other
+    around     its buffers, what memory there was
     """
 
     fill: int
@@ -130,6 +152,7 @@ class Launch:
     chunks: Mapping[str, tuple[Chunk, ...]]
     examined_bytes: int
     record: CheckRecord | None = None
+    around: Around = Around()
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class Verdict:
     launches    how many launches were made
     not_run     why nothing was judged, if so
     counters    figures for Hypothesis' statistics, such as the distance to an overflow boundary
+    layers      detection layer -> (launches, amount) that it examined; the harness knows
     """
 
     outcome: Outcome
@@ -96,6 +97,7 @@ class Verdict:
     launches: int = 0
     not_run: str = ""
     counters: Mapping[str, int] = field(default_factory=dict)
+    layers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -110,6 +112,7 @@ class Verdict:
             "launches": self.launches,
             "not_run": self.not_run,
             "counters": dict(self.counters),
+            "layers": {name: list(examined) for name, examined in self.layers.items()},
         }
 
     @classmethod
@@ -122,6 +125,8 @@ class Verdict:
             launches=data["launches"],
             not_run=data["not_run"],
             counters=dict(data["counters"]),
+            # Files of findings from before there was such a field are read, too.
+            layers={name: (one[0], one[1]) for name, one in data.get("layers", {}).items()},
         )
 
 

@@ -59,6 +59,7 @@ class Campaign:
     jobs           runner processes at a time
     device         in words, for findings
     judgements     unit -> names of those that must have examined something by the end
+    layers         unit -> names of the detection layers that must have, too
     findings       folder that findings go to
     """
 
@@ -74,6 +75,7 @@ class Campaign:
         reporters: Sequence[Reporter] = (),
         device: str = "host",
         judgements: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        layers: Mapping[str, Sequence[str]] = MappingProxyType({}),
         versions: Mapping[str, str] | None = None,
     ) -> None:
         if (cases is None) == (time_s is None):
@@ -83,7 +85,11 @@ class Campaign:
         self.device = device
         self.versions = dict(versions or {})
         self.result = Result(
-            {unit.name: UnitResult(unit, cases) for unit in units}, options.backend
+            {
+                unit.name: UnitResult(unit, cases, layers=tuple(layers.get(unit.name, ())))
+                for unit in units
+            },
+            options.backend,
         )
         self._findings = findings
         self._reporters = reporters

@@ -22,6 +22,7 @@ class Progress:
     launches  of all of them
     seconds   spent on drawing and judging `cases`
     checked   judgement -> amount it examined, all of them
+    layers    detection layer -> (launches, amount) that it examined, all of them
     memory    the most that one worker has held until now
     """
 
@@ -31,6 +32,7 @@ class Progress:
     launches: int = 0
     seconds: float = 0.0
     checked: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, tuple[int, int]] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     memory: MemoryUse = field(default_factory=MemoryUse)
@@ -49,6 +51,12 @@ class Progress:
         ):
             for name, amount in theirs.items():
                 mine[name] = mine.get(name, 0) + amount
+        self.add_layers(other.layers)
+
+    def add_layers(self, examined: Mapping[str, tuple[int, int]]) -> None:
+        for name, (launches, amount) in examined.items():
+            mine = self.layers.get(name, (0, 0))
+            self.layers[name] = (mine[0] + launches, mine[1] + amount)
 
     @property
     def cases_a_second(self) -> float:
@@ -141,6 +149,8 @@ def decode(line: bytes) -> Event:
             data["verdict"] = Verdict.from_json(data["verdict"])
         if "memory" in data:
             data["memory"] = MemoryUse(**data["memory"])
+        if "layers" in data:
+            data["layers"] = {name: tuple(one) for name, one in data["layers"].items()}
         return kind(**data)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an event: {line[:80]!r}") from error

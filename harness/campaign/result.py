@@ -10,6 +10,8 @@ from pagefuzz.harness.campaign.candidate import Candidate
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.findings import Finding
+from pagefuzz.harness.layers import BY_NAME, Layer
+from pagefuzz.oracles.verdict import CaseClass
 
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_NOT_CHECKED = 0, 1, 2
 
@@ -31,7 +33,10 @@ class Found:
 
 @dataclass
 class UnitResult:
-    """totals, the planned number of cases (None: bound by time), and what was found."""
+    """totals, the planned number of cases (None: bound by time), and what was found.
+
+    layers  names of the detection layers in force, which must have examined something
+    """
 
     unit: Unit
     planned: int | None
@@ -39,10 +44,17 @@ class UnitResult:
     found: dict[str, Found] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     running: int = 0
+    layers: tuple[str, ...] = ()
 
     @property
     def findings(self) -> list[Finding]:
         return [found.finding for found in self.found.values() if found.finding is not None]
+
+    @property
+    def examined(self) -> dict[str, tuple[int, int]]:
+        """Layer -> (launches, amount), in the table's order; zeros of one that did nothing."""
+        found = self.totals.layers
+        return {n: found.get(n, (0, 0)) for n in BY_NAME if n in found or n in self.layers}
 
     def vacuous(self, judgements: Iterable[str]) -> list[str]:
         """One sentence for each thing that should have been examined and was not.
@@ -53,12 +65,29 @@ class UnitResult:
         if totals.cases == 0:
             why = "; ".join(totals.reasons) or "no case was drawn"
             return [f"{self.unit.name}: no case ran ({why})"]
-        return [
-            f"{self.unit.name}: {name} examined nothing in {totals.cases:,} cases"
+        blind = [
+            name
             for name in judgements
             if not totals.checked.get(name)
             and (totals.cases >= ENOUGH_CASES or name in _OF_EVERY_CASE)
         ]
+        idle = [BY_NAME[name] for name in self.layers if self._is_idle(BY_NAME[name])]
+        named = {name for layer in idle for name in layer.judgements}
+        # A layer speaks for its judgements: one sentence for one thing.
+        texts = [layer.text for layer in idle] + [name for name in blind if name not in named]
+        return [
+            f"{self.unit.name}: {text} examined nothing in {totals.cases:,} cases" for text in texts
+        ]
+
+    def _is_idle(self, layer: Layer) -> bool:
+        """Whether a layer in force did nothing, though there was something for it to do."""
+        totals = self.totals
+        launches, amount = totals.layers.get(layer.name, (0, 0))
+        in_contract = totals.classes.get(CaseClass.IN_CONTRACT, 0)
+        enough = totals.cases >= ENOUGH_CASES or (
+            layer.enough is not None and in_contract >= layer.enough
+        )
+        return enough and not (launches and amount)
 
 
 @dataclass

@@ -268,6 +268,7 @@ class Search:
         progress.launches += verdict.launches
         for name, amount in verdict.checked.items():
             progress.checked[name] = progress.checked.get(name, 0) + amount
+        progress.add_layers(verdict.layers)
         if self._shrink_ends is not None:
             progress.shrinks += 1
         elif verdict.outcome is Outcome.NOT_RUN:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from pagefuzz.harness.doctor import CUDA, HOST, LAYERS, examine
+from pagefuzz.harness.doctor import examine
+from pagefuzz.harness.layers import CUDA, HOST, LAYERS
 from pagefuzz.harness.reporters.figures import table
 
 _NAME_WIDTH = 19
@@ -36,6 +37,9 @@ def doctor() -> int:
     print()
     for backend, why in found.unusable.items():
         _field(f"  {backend}", f"cannot be used: {why}" if why else "can be used", width)
+        for layer in LAYERS if not why else ():
+            if backend in layer.backends and (lacking := found.why_not(layer, backend)):
+                _field(f"  {backend}", f"without {layer.name}: {lacking}", width)
     usable = [backend for backend, why in found.unusable.items() if not why]
     if not usable:
         print("nothing can be checked on this machine")

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pagefuzz.harness import layers
 from pagefuzz.harness.build import cache_folder
 from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.plan import Options, Unit
@@ -117,6 +118,11 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         device=device,
         judgements={
             unit.name: registry.concerned(registry.operation(unit.operation), flags[unit.name])
+            for unit in units
+            if unit.name in flags
+        },
+        layers={
+            unit.name: layers.in_force(registry.operation(unit.operation), flags[unit.name])
             for unit in units
             if unit.name in flags
         },

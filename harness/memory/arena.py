@@ -21,9 +21,12 @@ from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, CaseError
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer, Role
-from pagefuzz.oracles.observation import Chunk
+from pagefuzz.oracles.observation import Around, Chunk
 
 RED_ZONE_BYTES = 256
+
+#: A buffer lies less than this from its guard: see `PlannedBuffer.base_offset_bytes`.
+NEAR_BYTES = 16
 
 #: Regions up to this size are filled and compared whole: writing position-hashed bytes costs about
 #: 7 ns each, so that a region of this size costs what the rest of a case does.
@@ -54,6 +57,7 @@ class Collected:
 
     chunks: Mapping[str, tuple[Chunk, ...]]
     examined_bytes: int
+    around: Around
 
 
 class Arena(Protocol):
@@ -129,6 +133,18 @@ class PoolRegion:
     @property
     def end(self) -> int:
         return self.pool_bytes - self.base
+
+    @property
+    def around(self) -> Around:
+        """What lies around the buffer and its workspace: measured, not what was asked for."""
+        front = self.base - self.buffer.placement.before_bytes
+        behind = self.end - self.buffer.memory_bytes
+        size_bytes = self.buffer.placement.before_bytes + self.buffer.memory_bytes
+        return Around(
+            guarded_bytes=size_bytes if min(front, behind) < NEAR_BYTES else 0,
+            red_zone_bytes=min(front, RED_ZONE_BYTES) + min(behind, RED_ZONE_BYTES),
+            read_only_bytes=0 if is_written(self.buffer) else size_bytes,
+        )
 
     def contents(self, expectation: Expectation, seed: int, fill: int) -> Bytes:
         """uint8 [pool_bytes]: what the pool holds before a launch. Beyond the red zones it is the

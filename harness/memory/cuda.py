@@ -41,7 +41,7 @@ from pagefuzz.harness.memory.windows import Windows
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
-from pagefuzz.oracles.observation import Chunk
+from pagefuzz.oracles.observation import Around, Chunk
 
 #: Regions of small buffers: what is copied in and out of a granule.
 REGION_BYTES = (4096, 4 * 4096, 16 * 4096, 2 * SMALL_BYTES)
@@ -90,13 +90,15 @@ class _SmallRegion:
 class _LargeRegion:
     """A large buffer's region.
 
-    base  offset of the buffer's base in it
+    base    offset of the buffer's base in it
+    around  the buffer
     """
 
     buffer: PlannedBuffer
     layout: Layout
     base: int
     windows: Windows
+    around: Around
 
 
 class CudaArena:
@@ -193,7 +195,8 @@ class CudaArena:
     ) -> _LargeRegion:
         """pieces: number of the set of pieces that it may be mapped to."""
         size_bytes = round_up(least_region_bytes(buffer), GRANULE_BYTES)
-        base = PoolRegion.of(buffer, [size_bytes]).base
+        planned = PoolRegion.of(buffer, [size_bytes])
+        base = planned.base
         windows = Windows(
             buffer,
             expectation,
@@ -210,7 +213,7 @@ class CudaArena:
         said = ""
         for key in keys:
             try:
-                return _LargeRegion(buffer, self._layout(key), base, windows)
+                return _LargeRegion(buffer, self._layout(key), base, windows, planned.around)
             except DoesNotFitError as error:
                 said = str(error)
         raise DoesNotFitError(f"{buffer.name}: {said}")
@@ -290,7 +293,10 @@ class CudaArena:
             if found := self._large_chunks(large):
                 chunks[large.buffer.name] = found
         self._is_uncollected = False
-        return Collected(chunks, examined)
+        around = in_host_memory.around
+        around = sum((small.region.around for small in self._small), start=around)
+        around = sum((large.around for large in self._large), start=around)
+        return Collected(chunks, examined, around)
 
     def _small_chunks(self) -> dict[str, tuple[Chunk, ...]]:
         if not self._small:

@@ -38,7 +38,7 @@ from pagefuzz.harness.memory.windows import Windows
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
-from pagefuzz.oracles.observation import Chunk
+from pagefuzz.oracles.observation import Around, Chunk
 
 PAGE_BYTES = mmap.PAGESIZE
 GUARD_BYTES = 34 * 2**30
@@ -132,14 +132,16 @@ class _Pool:
 class _SparseRegion:
     """A large buffer's region: a memfd mapped between guards, holes but for its windows.
 
-    base  offset of the buffer's base in the file
+    base    offset of the buffer's base in the file
+    around  the buffer
     """
 
     def __init__(self, buffer: PlannedBuffer, expectation: Expectation) -> None:
         """Raises `DoesNotFitError`, and leaves nothing behind then."""
         self.buffer = buffer
         size_bytes = round_up(least_region_bytes(buffer), PAGE_BYTES)
-        self.base = PoolRegion.of(buffer, [size_bytes]).base
+        region = PoolRegion.of(buffer, [size_bytes])
+        self.base, self.around = region.base, region.around
         self._windows = Windows(
             buffer,
             expectation,
@@ -233,6 +235,7 @@ class HostArena:
         self._regions: list[tuple[PoolRegion, _Pool]] = []
         self._before: list[Bytes] = []  # of each region
         self._sparse: list[_SparseRegion] = []
+        self._around = Around()
         self._stored: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     @property
@@ -256,6 +259,8 @@ class HostArena:
         self._regions = [(region, self._pool(nth, region)) for nth, region in enumerate(regions)]
         for buffer in large:
             self._sparse.append(_SparseRegion(buffer, expectation))
+        around = [region.around for region in regions] + [one.around for one in self._sparse]
+        self._around = sum(around, start=Around())
         addresses = {r.buffer.name: pool.address + r.base for r, pool in self._regions}
         addresses |= {s.buffer.name: s.mapping.address + s.base for s in self._sparse}
         overlaid_addresses(plan, addresses)
@@ -306,7 +311,7 @@ class HostArena:
             examined += sparse.mapping.size_bytes
             if strays := sparse.chunks():
                 chunks[sparse.buffer.name] = strays
-        return Collected(chunks, examined)
+        return Collected(chunks, examined, self._around)
 
     def _outside(self) -> Iterator[tuple[int, int]]:
         """(address, size) of every run of memory that belongs to no buffer's extent."""

@@ -1,16 +1,19 @@
-"""The end of a run as text: a table a unit, what each judgement examined, and one last line."""
+"""The end of a run as text: a table a unit, what each judgement and each layer examined, and one
+last line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from pagefuzz.harness.campaign.result import Result
+from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters.figures import amount, duration, plural, table
 
 
 def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
     """`judgement_units`: what each judgement counts, by its name ("bytes")."""
     blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
+    blocks.append(_layer_table(result))
     figures = [_throughput(result), *_memory(result), last_line(result)]
     blocks += [_not_run(result), _findings(result), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -86,6 +89,25 @@ def _checked_table(result: Result, judgement_units: Mapping[str, str], width: in
         if max(map(len, lines)) <= width:
             break
     return lines if names else []
+
+
+def _layer_table(result: Result) -> list[str]:
+    """What each detection layer in force examined, in all units together; narrower than 80."""
+    totals: dict[str, tuple[int, int]] = {}
+    for unit in result.units.values():
+        for name, (launches, examined) in unit.examined.items():
+            mine = totals.get(name, (0, 0))
+            totals[name] = (mine[0] + launches, mine[1] + examined)
+    rows = [
+        (
+            name,
+            f"{totals[name][0]:,}" if totals[name][0] else "nothing",
+            amount(totals[name][1], layer.unit) if layer.unit and totals[name][1] else "",
+        )
+        for name, layer in BY_NAME.items()
+        if name in totals
+    ]
+    return table(("layer", "launches", "examined"), rows) if rows else []
 
 
 def _not_run(result: Result) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import write_whole
+from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters import Reporter
 
 if TYPE_CHECKING:
@@ -20,10 +21,21 @@ SUMMARY_SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class LayerSummary:
+    """launches that a detection layer examined, and how much of them: `unit` says what of ("bytes",
+    "operations"; "launches" where there is nothing else)."""
+
+    launches: int
+    amount: int
+    unit: str
+
+
+@dataclass(frozen=True)
 class SubjectSummary:
     """One subject of one operation. `campaign.events.Progress` says what the counts mean.
 
     checked  judgement -> amount it examined, in the unit that `Summary.judgement_units` gives
+    layers   detection layer in force -> what it examined
     classes  case class -> cases
     not_run_reasons  why cases were not run -> how many
     """
@@ -35,6 +47,7 @@ class SubjectSummary:
     seconds: float
     cases_a_second: float
     checked: dict[str, int]
+    layers: dict[str, LayerSummary]
     classes: dict[str, int]
     not_run_reasons: dict[str, int]
     findings: int
@@ -185,6 +198,10 @@ class SummaryReporter(Reporter):
                     seconds=unit.totals.seconds,
                     cases_a_second=unit.totals.cases_a_second,
                     checked=unit.totals.checked,
+                    layers={
+                        layer: LayerSummary(launches, amount, BY_NAME[layer].unit or "launches")
+                        for layer, (launches, amount) in unit.examined.items()
+                    },
                     classes=unit.totals.classes,
                     not_run_reasons=unit.totals.reasons,
                     findings=len(unit.findings),

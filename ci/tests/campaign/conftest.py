@@ -18,6 +18,7 @@ from pagefuzz.harness.reporters import Reporter
 
 FAKES = Path(__file__).parent / "fakes"
 JUDGEMENTS = ("death", "output", "bounds")
+LAYERS = ("red zones", "guard pages", "checked build")
 
 
 @dataclass
@@ -90,6 +91,7 @@ def run_campaign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunCampaign
             findings=tmp_path / "findings",
             reporters=[listener],
             judgements={f"fake/{name}": JUDGEMENTS for name in subjects},
+            layers={f"fake/{name}": LAYERS for name in subjects},
         )
         return Ran(campaign.run(), listener, tmp_path)
 

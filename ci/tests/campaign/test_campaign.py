@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import threading
@@ -29,6 +30,9 @@ def test_clean_subject(run_campaign):
     assert ran.result.totals.cases == 250
     assert ran.result.totals.launches == 500
     assert ran.result.totals.checked == {"death": 250, "output": 250, "bounds": 250}
+    assert ran.result.totals.layers == dict.fromkeys(
+        ("red zones", "guard pages", "checked build"), (500, 75000)
+    )
     assert ran.result.totals.cases_a_second > 0
     assert not (ran.folder / "findings").exists()
 
@@ -342,6 +346,18 @@ def test_a_judgement_that_examined_nothing_is_no_pass(run_campaign):
     ran = run_campaign({"blind": ["output"]})
     assert ran.result.exit_code == 2
     assert ran.listener.problems == ["fake/bundled:fake: output examined nothing in 200 cases"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [("guard pages", "guard pages"), ("checked build", "checked build (bounds)")],
+)
+def test_a_layer_that_examined_nothing_is_no_pass(run_campaign, layer, text):
+    """A clean run in which a layer in force did nothing: exit 2, naming it once."""
+    ran = run_campaign({"idle": [layer]})
+    assert ran.result.exit_code == 2
+    assert ran.listener.problems == [f"fake/bundled:fake: {text} examined nothing in 200 cases"]
+    assert re.search(rf"^{layer} +nothing$", ending(ran.result, {}), re.M)
 
 
 def test_cases_that_were_not_run_are_no_pass(run_campaign):

@@ -16,9 +16,10 @@ import pytest
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.result import Result, UnitResult
+from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters.ending import ending
 from pagefuzz.harness.reporters.figures import amount, duration
-from pagefuzz.harness.reporters.summary import MemorySummary, SubjectSummary, Summary
+from pagefuzz.harness.reporters.summary import LayerSummary, MemorySummary, SubjectSummary, Summary
 
 ENDING = """\
 operation/subject             cases  launches  cases/s/core  not run  findings
@@ -27,6 +28,12 @@ cp_gather_cache/bundled:page  1,200     2,400           120        3         0
 checked        bundled:page
 output              32.5 MB
 bounds   123,456 operations
+
+layer               launches          examined
+red zones              2,400            1.2 MB
+guard pages          nothing
+worker deaths          2,400
+checked index type     2,400  1,234 operations
 
 not run, cp_gather_cache/bundled:page: 3 cases: it does not fit into memory
 
@@ -41,14 +48,22 @@ def _result() -> Result:
         not_run=3,
         seconds=10.0,
         checked={"output": 32_450_000, "bounds": 123_456},
+        layers={
+            "red zones": (2400, 1_228_800),
+            "worker deaths": (2400, 2400),
+            "checked index type": (2400, 1234),
+        },
         reasons={"it does not fit into memory": 3},
     )
-    unit = UnitResult(Unit("cp_gather_cache", "bundled:page", True), 1200, totals)
+    unit = UnitResult(
+        Unit("cp_gather_cache", "bundled:page", True), 1200, totals, layers=("guard pages",)
+    )
     return Result({unit.unit.name: unit}, seconds=10.0)
 
 
 def test_ending():
-    """A table a unit, what each judgement examined, why cases were not run, one last line."""
+    """A table a unit, what each judgement and layer examined, why cases were not run, one last
+    line."""
     units = {"output": "bytes", "bounds": "operations", "death": "cases"}
     assert ending(_result(), units) == ENDING
 
@@ -65,6 +80,19 @@ def test_ending_of_many_units_fits():
     text = ending(many, {"output": "bytes", "bounds": "operations"})
     assert "all subjects" in text
     assert "162.2 MB" in text
+    assert re.search(r"^red zones +12,000 +6\.1 MB$", text, re.M)
+
+
+def test_layers_fit_80_columns():
+    """All of them, after days."""
+    result = _result()
+    (unit,) = result.units.values()
+    unit.layers = tuple(BY_NAME)
+    unit.totals.layers = dict.fromkeys(BY_NAME, (10**12, 10**18))
+    text = ending(result, {})
+    assert max(map(len, text.splitlines())) <= 80
+    for name in BY_NAME:
+        assert re.search(rf"^{name} +1,000,000,000,000( |$)", text, re.M), name
 
 
 @pytest.mark.parametrize(
@@ -95,7 +123,8 @@ def test_amounts(number, unit, text):
 
 
 def _summary() -> dict:
-    subject = SubjectSummary(1, 2, 0, 0, 0.5, 2.0, {"output": 9}, {"hostile": 1}, {}, 0, [])
+    layers = {"guard pages": LayerSummary(2, 900, "bytes")}
+    subject = SubjectSummary(1, 2, 0, 0, 0.5, 2.0, {"output": 9}, layers, {"hostile": 1}, {}, 0, [])
     summary = Summary(
         pagefuzz_summary=1,
         command=["pagefuzz", "fuzz"],
@@ -131,6 +160,10 @@ def test_summary_round_trip():
         (lambda d: d.update(seed="0"), "summary.seed"),
         (lambda d: d.update(pagefuzz_summary=2), "summary.pagefuzz_summary"),
         (lambda d: d["subjects"]["op/bundled:page"].pop("cases"), "bundled:page.cases"),
+        (
+            lambda d: d["subjects"]["op/bundled:page"]["layers"]["guard pages"].pop("launches"),
+            "bundled:page.layers.guard pages.launches",
+        ),
         (lambda d: d["subjects"]["op/bundled:page"].update(checked=3), "bundled:page.checked"),
     ],
 )

@@ -72,6 +72,10 @@ def test_clean_run(cli, tmp_path):
     for subject in summary.subjects.values():
         assert subject.cases >= 100
         assert subject.checked["output"] > 0
+        assert {"guard pages", "checked build", "orders of threads"} <= set(subject.layers)
+        for name, layer in subject.layers.items():
+            assert min(layer.launches, layer.amount) > 0, name
+            assert re.search(rf"^{name} +[\d,]+( |$)", done.stdout, re.M), name
         assert set(subject.classes) == {"in contract", "hostile", "refused"}
     assert {"hypothesis", "torch", "host compiler"} <= set(summary.versions)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["summary.json"]

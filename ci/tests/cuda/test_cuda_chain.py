@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,20 @@ def test_pages_a_tebibyte_apart_are_gathered() -> None:
     """A source of 3 TiB is sparse memory."""
     far = case_of("gap-store").with_sizes(page_stride_bytes=2**40)
     assert check(far, "bundled:page", "cuda").clean
+
+
+def test_every_layer_in_force_examines_something() -> None:
+    """As on the host, but for the orders of threads, which nobody chooses here."""
+    case = replace(case_of("missing-barrier"), relations=("repeat",))
+    verdict = check(case, "bundled:page", device="cuda")
+    assert verdict.clean, verdict.failures
+    assert verdict.launches == 2 + 3
+    launches = {name: one[0] for name, one in verdict.layers.items()}
+    for name in ("red zones", "guard pages", "read-only sources"):
+        assert launches[name] == 5, name
+        assert verdict.layers[name][1] > 0, name
+    assert launches["repeats"] == 3
+    for name in ("reference, bit-exact", "whole-buffer byte diff", "two fills"):
+        assert launches[name] == 2, name
+    assert launches["checked build"] == launches["checked index type"] == 2
+    assert "orders of threads" not in launches

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,20 @@ def test_a_small_destination_always_has_its_chunk(arena: CudaArena) -> None:
     collected = arena.collect()
     assert set(collected.chunks) == {"dst"}
     assert collected.examined_bytes == GRANULE_BYTES
+
+
+@pytest.mark.parametrize("size_bytes", EVERY_SIZE)
+def test_what_lies_around_a_buffer_is_counted(arena: CudaArena, size_bytes: int) -> None:
+    """As on the host, which keeps the buffers that the launcher itself reads."""
+    for guard in ("end", "start", "none"):
+        one = buffer("a", Role.SOURCE, size_bytes, guard=guard)
+        for plan in (plan_of(one), plan_of(replace(one, host=True))):
+            arena.place(plan, expectation_of())
+            arena.fill(0)
+            around = arena.collect().around
+            assert around.guarded_bytes == (0 if guard == "none" else size_bytes)
+            assert around.read_only_bytes == size_bytes
+            assert around.red_zone_bytes >= RED_ZONE_BYTES
 
 
 @pytest.mark.parametrize("size_bytes", EVERY_SIZE)

@@ -25,6 +25,7 @@ from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation, Footprint
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer, Role
+from pagefuzz.oracles.observation import Around
 from pagefuzz.oracles.verdict import CaseClass
 
 HUGE = 2**33 + 4096
@@ -107,6 +108,35 @@ def test_regions_lie_against_their_guard(guard: str, unit: int, offset: int) -> 
         room = 16 if offset else min(unit, 8) if elements % 2 else 8
         assert front in range(room) if guard == "start" else front >= RED_ZONE_BYTES
         assert behind in range(room) if guard == "end" else behind >= RED_ZONE_BYTES
+
+
+def around_of(arena: HostArena, *buffers: PlannedBuffer) -> Around:
+    arena.place(plan_of(*buffers), expectation_of())
+    arena.fill(0)
+    return arena.collect().around
+
+
+@pytest.mark.parametrize("size_bytes", [100, SMALL_BYTES, SMALL_BYTES + 1, HUGE])
+@pytest.mark.parametrize("guard", ["end", "start", "none"])
+def test_what_lies_around_a_buffer_is_counted(
+    arena: HostArena, guard: str, size_bytes: int
+) -> None:
+    """Bytes beside a guard, none of them without one; red zones at the other ends."""
+    source = around_of(arena, buffer("a", Role.SOURCE, size_bytes, guard=guard, before_bytes=8))
+    assert source.guarded_bytes == (0 if guard == "none" else size_bytes + 8)
+    assert source.read_only_bytes == size_bytes + 8
+    ends = 1 if guard != "none" else 2
+    assert source.red_zone_bytes in range(ends * RED_ZONE_BYTES, ends * RED_ZONE_BYTES + 16)
+    written = buffer("b", Role.DESTINATION, size_bytes, guard=guard, before_bytes=8)
+    assert around_of(arena, written) == replace(source, read_only_bytes=0)
+
+
+def test_what_lies_around_all_buffers_is_added_up(arena: HostArena) -> None:
+    """Small and large ones; what the case before had is not there any more."""
+    small, large = buffer("a", Role.SOURCE, 100), buffer("b", Role.DESTINATION, HUGE)
+    apart = around_of(arena, small) + around_of(arena, large)
+    assert around_of(arena, small, large) == apart
+    assert around_of(arena) == Around()
 
 
 def test_the_mirror_is_flush_at_the_other_end() -> None:

@@ -12,6 +12,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
     imports     a module that is imported before anything is drawn
     stalls_from  size a from which on the worker does not answer
     blind       judgements that examine nothing
+    idle        detection layers that examine nothing
     missing     the subject cannot be built
     broken      the checker raises
     reported    sizes of a reported case
@@ -36,6 +37,7 @@ from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
 
 SIZES = ("a", "b", "c")
 JUDGEMENTS = ("death", "output", "bounds")
+LAYERS = ("red zones", "guard pages", "checked build")
 
 
 class FakeChecker:
@@ -85,6 +87,10 @@ class FakeChecker:
             failures=tuple(failures),
             checked={name: 1 for name in JUDGEMENTS if name not in self._subject.get("blind", ())},
             launches=2,
+            layers={
+                name: (0, 0) if name in self._subject.get("idle", ()) else (2, 300)
+                for name in LAYERS
+            },
             counters={"distance to 1000": abs(case.sizes["a"] - 1000)},
         )
 
