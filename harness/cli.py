@@ -138,6 +138,13 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--cases", type=positive, metavar="N", help="to draw a unit, in place of the profile's"
     )
     fuzz.add_argument(
+        "--hang-after",
+        type=duration_s,
+        default=60.0,
+        metavar="T",
+        help="a launch that takes longer is a finding; default: 60s",
+    )
+    fuzz.add_argument(
         "--seed", type=seed, metavar="S", help="default: 0; nightly: a new one, printed"
     )
     fuzz.add_argument(

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Lock
 
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
@@ -252,35 +253,48 @@ def examine(
     kinds: Collection[Kind] = KINDS,
     jobs: int = 1,
     gpu_memory_bytes: int | None = None,
+    cells: dict[tuple[str, Kind, str], Cell] | None = None,
 ) -> Matrix:
     """Fills the matrix of one subject, or those layers and kinds of it, `jobs` launches at a time.
-    A layer that the subject has not on this device is left out. `gpu_memory_bytes` is that of a
-    `Checker`.
+    A layer that the subject has not on this device is left out.
+
+    gpu_memory_bytes  that of a `Checker`
+    cells             filled as launches end, for whoever may be interrupted
 
     Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, or if
     there is no case for a buffer.
     """
     made = trials(operation, tries, layers, kinds)
-    cells: dict[tuple[str, Kind, str], Cell] = {}
+    cells = {} if cells is None else cells
+    entering, ending = Lock(), Event()
 
-    def tried(layer: Layer, some: Sequence[Trial]) -> list[tuple[Trial, Verdict]]:
+    def work_off(layer: Layer, waiting: SimpleQueue[Trial]) -> None:
         checker = Checker(
             operation, subject, device, layer.build, gpu_memory_bytes=gpu_memory_bytes
         )
         with checker:
             if "checked" in layer.build and "checked" not in checker.flags:
-                return []  # a Triton kernel on a GPU
-            return [(one, checker.check(one.case, injection=one.injection)) for one in some]
+                return  # a Triton kernel on a GPU
+            while not ending.is_set():
+                try:
+                    trial = waiting.get_nowait()
+                except Empty:
+                    return
+                verdict = checker.check(trial.case, injection=trial.injection)
+                with entering:
+                    _enter(cells.setdefault(trial.key, Cell(trial.promised)), trial, verdict)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for layer in layers:
-            mine = [trial for trial in made if trial.layer is layer]
-            size = max(1, -(-len(mine) // jobs))
-            lots = [mine[at : at + size] for at in range(0, len(mine), size)]
-            for lot in pool.map(partial(tried, layer), lots):
-                for trial, verdict in lot:
-                    cell = cells.setdefault(trial.key, Cell(trial.promised))
-                    _enter(cell, trial, verdict)
+        try:
+            for layer in layers:
+                waiting: SimpleQueue[Trial] = SimpleQueue()
+                for trial in made:
+                    if trial.layer is layer:
+                        waiting.put(trial)
+                for lane in [pool.submit(work_off, layer, waiting) for _ in range(jobs)]:
+                    lane.result()
+        finally:
+            ending.set()
     return cells
 
 

@@ -52,6 +52,7 @@ def open_checker(job: Job) -> Iterator[CaseChecker]:
         unit.subject,
         options.backend,
         options.build,
+        timeout_s=options.hang_after_s,
         journal=running_case_file(options, os.getpid()),
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory_bytes,

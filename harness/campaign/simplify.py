@@ -101,13 +101,15 @@ def _fewer_parts(case: Case) -> Iterator[Case]:
 def _fewer_elements(case: Case) -> Iterator[Case]:
     """Shorter vectors, alone or together with the size that counts their elements."""
     for size_name, size in case.sizes.items():
-        if not any(_counts(size, values) for values in case.values.values()):
+        each = {name: _counted_by(size, values) for name, values in case.values.items()}
+        if not any(each.values()):
             continue
         for begin, end in _spans(size):
             shorter = case.with_sizes(**{size_name: size - (end - begin)})
             for name, values in case.values.items():
-                if _counts(size, values):
-                    shorter = _with_values(shorter, name, _cut(values, begin, end))
+                if each[name]:
+                    cut = _cut(values, each[name] * begin, each[name] * end)
+                    shorter = _with_values(shorter, name, cut)
             yield shorter
     for name, values in case.values.items():
         for elements in values.parameters.values():
@@ -116,12 +118,15 @@ def _fewer_elements(case: Case) -> Iterator[Case]:
                     yield _with_values(case, name, _cut(values, begin, end))
 
 
-def _counts(size: int, values: Values) -> bool:
-    """Whether a vector may have as many elements as a size says, give or take a terminal one."""
+def _counted_by(size: int, values: Values) -> int:
+    """How many elements of a vector belong to each of what a size may count: 1, with a terminal one
+    or without; 2 of pairs; 0 if it does not count them."""
     lengths = [len(p) for p in values.parameters.values() if isinstance(p, tuple)]
     if values.recipe in ("constant", "ramp") and values.edits:
         lengths.append(max(values.edits) + 1)  # at least
-    return any(size - 1 <= length <= size + 1 for length in lengths)
+    if any(size - 1 <= length <= size + 1 for length in lengths):
+        return 1
+    return 2 if size and 2 * size in lengths else 0
 
 
 def _cut(values: Values, begin: int, end: int) -> Values:

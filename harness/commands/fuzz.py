@@ -81,6 +81,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
         journal=str(report / "journal.jsonl"),
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
+        hang_after_s=options.hang_after,
     )
     judgements = registry.judgements()
     judgement_units = {name: judgement.unit for name, judgement in judgements.items()}

@@ -45,19 +45,27 @@ def matrix(options: argparse.Namespace) -> int:
     )
     print(_LEGEND)
     layers, kinds = _named("layer", LAYERS, options.layer), _named("kind", KINDS, options.kind)
-    found = []
+    found: list[tuple[Subject, Matrix]] = []
+    was_interrupted = False
     for subject in chosen:
         print(f"{subject.operation} · {subject.name}", flush=True)
-        cells = examine(
-            *(subject.operation, subject.name, backend),
-            tries=options.tries,
-            layers=layers,
-            kinds=kinds,
-            jobs=options.jobs,
-            gpu_memory_bytes=options.gpu_memory,
-        )
-        print(_table(cells), flush=True)
+        cells: dict[tuple[str, Kind, str], Cell] = {}
         found.append((subject, cells))
+        try:
+            examine(
+                *(subject.operation, subject.name, backend),
+                tries=options.tries,
+                layers=layers,
+                kinds=kinds,
+                jobs=options.jobs,
+                gpu_memory_bytes=options.gpu_memory,
+                cells=cells,
+            )
+        except KeyboardInterrupt:
+            was_interrupted = True
+        print(_table(cells), flush=True)
+        if was_interrupted:
+            break
     all_cells = [cell for _, one in found for cell in one.values()]
     wrong = [said for cell in all_cells for said in cell.wrong]
     print(
@@ -65,13 +73,15 @@ def matrix(options: argparse.Namespace) -> int:
         f"{sum(not cell.kept for cell in all_cells)} cells not as promised"
     )
     if options.report is not None:
-        report = _report(options, backend, found)
+        report = _report(options, backend, found, was_interrupted)
         path = options.report / "matrix.json"
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for said in wrong[:20]:
         print(f"pagefuzz: not as promised: {said}", file=sys.stderr)
     if not all_cells:
         raise CannotCheckError("nothing was injected")
+    if was_interrupted:
+        raise CannotCheckError("interrupted: what is above was examined, and nothing else")
     return 1 if wrong else 0
 
 
@@ -84,7 +94,7 @@ def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None
 
 
 def _table(cells: Matrix) -> str:
-    buffers = list(dict.fromkeys(buffer for buffer, _, _ in cells))
+    buffers = list(dict.fromkeys(buffer for buffer, _, _ in cells)) or ["(none)"]
     first = max(map(len, buffers)) + 2
     lines = [
         " " * first + "".join(f"{getattr(kind, part):<{_COLUMN}}" for kind in KINDS).rstrip()
@@ -109,7 +119,10 @@ def _mark(cell: Cell | None, layer: str) -> str:
 
 
 def _report(
-    options: argparse.Namespace, backend: str, found: Sequence[tuple[Subject, Matrix]]
+    options: argparse.Namespace,
+    backend: str,
+    found: Sequence[tuple[Subject, Matrix]],
+    was_interrupted: bool,
 ) -> dict[str, Any]:
     gpu = machine().gpu if backend == "cuda" else None
     return {
@@ -119,6 +132,7 @@ def _report(
         "device": gpu.name if gpu else "host",
         "driver": gpu.driver if gpu else None,
         "tries": options.tries,
+        "was_interrupted": was_interrupted,
         "cells": [
             {
                 "operation": subject.operation,

@@ -65,6 +65,20 @@ def test_a_case_of_a_thousand_requests():
     assert simple.seed == 0
 
 
+def test_pairs_are_left_out_together():
+    """Two elements of a vector belong to each of what its size counts."""
+    pairs = (0, 1, 0, 1, 1, 0, 2, 2)
+    many = Case("operation", {"pairs": 4}, values={"pairs": Values.literal(*pairs)})
+
+    def copies_back(case: Case) -> bool:
+        found = _vector(case, "pairs", 2 * case.sizes["pairs"])
+        return found is not None and (1, 0) in zip(found[::2], found[1::2], strict=True)
+
+    simple = simplify(many, copies_back)
+    assert simple.sizes == {"pairs": 1}
+    assert simple.values["pairs"].parameters["values"] == (1, 0)
+
+
 @pytest.mark.slow
 def test_what_does_not_fail_is_left_alone():
     """If nothing simpler fails, the case is returned as it is."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pagefuzz.harness import injection
@@ -11,6 +14,8 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.injection import KINDS, LAYERS, Kind, examine, injections, suitable_cases
 from pagefuzz.harness.running import Injection
 from pagefuzz.oracles import registry
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import Verdict
 
 OPERATION = "cp_gather_cache"
 
@@ -125,3 +130,27 @@ def test_a_part_of_the_matrix_can_be_asked_for(capsys: pytest.CaptureFixture[str
     assert f"{2 * 2 * buffers} injected accesses in {2 * buffers} cells, 0 cells" in said
     assert main([*asked, "--layer", "wall"]) == 2
     assert "unknown layer 'wall'; there is guard, diff, checked" in capsys.readouterr().err
+
+
+def test_what_was_examined_before_an_interruption_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In the table and in the report; the run is no pass."""
+    inside = Checker.check
+    launched: list[Case] = []
+
+    def check(checker: Checker, case: Case, *, injection: Injection | None = None) -> Verdict:
+        if len(launched) == 3:
+            raise KeyboardInterrupt
+        launched.append(case)
+        return inside(checker, case, injection=injection)
+
+    monkeypatch.setattr(Checker, "check", check)
+    asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
+    assert main([*asked, "--report", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "3 injected accesses in 3 cells, 0 cells not as promised" in said.out
+    assert "interrupted: what is above was examined" in said.err
+    report = json.loads((tmp_path / "matrix.json").read_text())
+    assert report["was_interrupted"]
+    assert len(report["cells"]) == 3

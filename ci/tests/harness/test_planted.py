@@ -39,8 +39,12 @@ def test_a_campaign_finds_it(name, cli, tmp_path):
     if (TWINS / f"{name}.toml").exists():
         shutil.copy(TWINS / f"{name}.toml", tmp_path)
         subject += ".toml"
+    if hang_after := planted(name).get("timeout_s"):
+        subject_options = ("--subject", subject, "--hang-after", f"{hang_after}s")
+    else:
+        subject_options = ("--subject", subject)
     done = cli(
-        *("fuzz", "--device", "host", "--subject", subject),
+        *("fuzz", "--device", "host", *subject_options),
         *("--profile", "gate", "--time", "30s", "--jobs", "1", "--report", "out"),
         timeout=600,  # compiling it is none of the 30 seconds
     )
