@@ -54,6 +54,12 @@ def duration_s(text: str) -> float:
     return seconds
 
 
+def natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or more")
+    return int(text)
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
@@ -254,6 +260,9 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     matrix.add_argument(
         "--tries", type=positive, default=1, metavar="N", help="cases for each cell; default: 1"
+    )
+    matrix.add_argument(
+        "--skip", type=natural, default=0, metavar="N", help="leave out the first N of these cases"
     )
     matrix.add_argument(
         "--jobs", type=positive, default=1, metavar="N", help="launches at a time; default: 1"

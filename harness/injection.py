@@ -210,16 +210,21 @@ class Trial:
 
 
 def trials(
-    operation: str, tries: int, layers: Sequence[Layer] = LAYERS, kinds: Collection[Kind] = KINDS
+    operation: str,
+    tries: int,
+    layers: Sequence[Layer] = LAYERS,
+    kinds: Collection[Kind] = KINDS,
+    skip: int = 0,
 ) -> list[Trial]:
-    """What fills a matrix: `tries` launches for each cell, as far as there are cases; those of a
-    layer follow one another.
+    """What fills a matrix: `tries` launches for each cell, as far as there are cases, without the
+    first `skip` of these. By layer; the first of each cell, then the second of each, and so on, so
+    that one run can go on where another of as many tries was stopped.
 
     Raises `CannotCheckError` if there is no case for a buffer.
     """
     one = registry.operation(operation)
     cases = suitable_cases(operation, tries)
-    found: list[Trial] = []
+    found: list[tuple[int, Trial]] = []
     missing = {buffer.name for buffer in one.buffers}
     for layer in layers:
         count: Counter[tuple[str, Kind, str]] = Counter()
@@ -235,12 +240,14 @@ def trials(
                     trial = Trial(layer, kind, placed, injection, layer.promises(kind, buffer))
                     if kind in kinds and count[trial.key] < tries:
                         count[trial.key] += 1
-                        found.append(trial)
+                        if count[trial.key] > skip:
+                            found.append((count[trial.key], trial))
     if missing:
         raise CannotCheckError(
             f"{operation}: no case was drawn in which {', '.join(sorted(missing))} has memory"
         )
-    return found
+    by_turn = sorted(found, key=lambda one: (layers.index(one[1].layer), one[0]))
+    return [trial for _, trial in by_turn]
 
 
 def examine(
@@ -249,6 +256,7 @@ def examine(
     device: str,
     *,
     tries: int = 1,
+    skip: int = 0,
     layers: Sequence[Layer] = LAYERS,
     kinds: Collection[Kind] = KINDS,
     jobs: int = 1,
@@ -258,13 +266,14 @@ def examine(
     """Fills the matrix of one subject, or those layers and kinds of it, `jobs` launches at a time.
     A layer that the subject has not on this device is left out.
 
+    tries, skip       of `trials`
     gpu_memory_bytes  that of a `Checker`
     cells             filled as launches end, for whoever may be interrupted
 
     Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, or if
     there is no case for a buffer.
     """
-    made = trials(operation, tries, layers, kinds)
+    made = trials(operation, tries, layers, kinds, skip)
     cells = {} if cells is None else cells
     entering, ending = Lock(), Event()
 

@@ -55,6 +55,7 @@ def matrix(options: argparse.Namespace) -> int:
             examine(
                 *(subject.operation, subject.name, backend),
                 tries=options.tries,
+                skip=options.skip,
                 layers=layers,
                 kinds=kinds,
                 jobs=options.jobs,
@@ -132,6 +133,7 @@ def _report(
         "device": gpu.name if gpu else "host",
         "driver": gpu.driver if gpu else None,
         "tries": options.tries,
+        "skipped": options.skip,
         "was_interrupted": was_interrupted,
         "cells": [
             {

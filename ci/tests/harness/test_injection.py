@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from pagefuzz.harness import injection
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.cli import main
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.injection import KINDS, LAYERS, Kind, examine, injections, suitable_cases
+from pagefuzz.harness.injection import (
+    KINDS,
+    LAYERS,
+    Kind,
+    examine,
+    injections,
+    suitable_cases,
+    trials,
+)
 from pagefuzz.harness.running import Injection
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case
@@ -61,6 +70,16 @@ def test_other_builds_do_not_inject() -> None:
         pytest.raises(CannotCheckError, match="pf_inject"),
     ):
         checker.check(case, injection=Injection("block_table", 0, 4, "read"))
+
+
+def test_one_run_goes_on_where_another_was_stopped() -> None:
+    """All cells have had their second try before any has its third."""
+    whole = trials(OPERATION, 4, LAYERS[:1])
+    rest = trials(OPERATION, 4, LAYERS[:1], skip=2)
+    assert rest == whole[-len(rest) :]
+    before = Counter(trial.key for trial in whole[: -len(rest)])
+    assert set(before.values()) == {2}
+    assert before + Counter(trial.key for trial in rest) == Counter(trial.key for trial in whole)
 
 
 def test_accesses_are_forbidden_and_aligned() -> None:
