@@ -60,6 +60,15 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def patience_s(text: str) -> float:
+    """As `duration_s`, 1 s to 24 h: sooner a busy machine looks like a hang, and the system cannot
+    wait for just any time."""
+    seconds = duration_s(text)
+    if not 1 <= seconds <= 24 * 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a time from 1s to 24h")
+    return seconds
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
@@ -143,13 +152,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bound.add_argument(
         "--cases", type=positive, metavar="N", help="to draw a unit, in place of the profile's"
     )
-    fuzz.add_argument(
-        "--hang-after",
-        type=duration_s,
-        default=60.0,
-        metavar="T",
-        help="a launch that takes longer is a finding; default: 60s",
-    )
+    _add_hang_after(fuzz)
     fuzz.add_argument(
         "--seed", type=seed, metavar="S", help="default: 0; nightly: a new one, printed"
     )
@@ -191,7 +194,18 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     replay.add_argument("--subject", metavar="S", help="default: the finding's")
     _add_device(replay, default=None)
     _add_sanitizer(replay, "show the case to a sanitizer; default: the finding's, else none")
+    _add_hang_after(replay)
     _add_workers(replay)
+
+
+def _add_hang_after(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--hang-after",
+        type=patience_s,
+        default=60.0,
+        metavar="T",
+        help="a launch that takes longer is a finding; 1s to 24h, default: 60s",
+    )
 
 
 def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -300,7 +300,8 @@ def examine(
                 for trial in made:
                     if trial.layer is layer:
                         waiting.put(trial)
-                for lane in [pool.submit(work_off, layer, waiting) for _ in range(jobs)]:
+                lanes = min(jobs, waiting.qsize())  # each has a worker
+                for lane in [pool.submit(work_off, layer, waiting) for _ in range(lanes)]:
                     lane.result()
         finally:
             ending.set()

@@ -104,13 +104,17 @@ def _fewer_elements(case: Case) -> Iterator[Case]:
         each = {name: _counted_by(size, values) for name, values in case.values.items()}
         if not any(each.values()):
             continue
+        # That a vector is twice as long may be a coincidence: then it is better left as it is.
+        most_each = (2, 1) if 2 in each.values() else (1,)
         for begin, end in _spans(size):
             shorter = case.with_sizes(**{size_name: size - (end - begin)})
-            for name, values in case.values.items():
-                if each[name]:
-                    cut = _cut(values, each[name] * begin, each[name] * end)
-                    shorter = _with_values(shorter, name, cut)
-            yield shorter
+            for most in most_each:
+                cut = shorter
+                for name, n in each.items():
+                    if 0 < n <= most:
+                        fewer = _cut(case.values[name], n * begin, n * end)
+                        cut = _with_values(cut, name, fewer)
+                yield cut
     for name, values in case.values.items():
         for elements in values.parameters.values():
             if isinstance(elements, tuple):

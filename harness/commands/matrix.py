@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pagefuzz.harness.commands.fuzz import make_folder
@@ -27,6 +28,7 @@ kernel; the value that a read brings is thrown away. Who saw it, every time:
 """
 _LETTERS = {"guard": "G", "diff": "D", "checked": "C"}
 _COLUMN = 8
+_MOST_SAID = 20
 _One = TypeVar("_One", Kind, Layer)
 
 
@@ -34,18 +36,18 @@ def matrix(options: argparse.Namespace) -> int:
     """Returns the exit code: 1 if a layer does not see what it promises, or sees what is not there.
     Raises `CannotCheckError`."""
     backend = resolve_device(options.device)
+    layers, kinds = _named("layer", LAYERS, options.layer), _named("kind", KINDS, options.kind)
     chosen = selected_subjects(options.op, options.subject)
     if options.subject is None:  # one subject an operation: the access is not the subject's
         chosen = tuple({subject.operation: subject for subject in chosen}.values())
     if options.report is not None:
         make_folder(options.report)
     gpu = machine().gpu
-    print(
-        f"device  {gpu.name if backend == 'cuda' and gpu else 'host'}; {options.tries} tries each"
-    )
+    tries = f"{options.tries} {'try' if options.tries == 1 else 'tries'} each"
+    print(f"device  {gpu.name if backend == 'cuda' and gpu else 'host'}; {tries}")
     print(_LEGEND)
-    layers, kinds = _named("layer", LAYERS, options.layer), _named("kind", KINDS, options.kind)
     found: list[tuple[Subject, Matrix]] = []
+    problems: list[str] = []
     was_interrupted = False
     for subject in chosen:
         print(f"{subject.operation} · {subject.name}", flush=True)
@@ -64,26 +66,49 @@ def matrix(options: argparse.Namespace) -> int:
             )
         except KeyboardInterrupt:
             was_interrupted = True
-        print(_table(cells), flush=True)
+        except CannotCheckError as error:  # what the others show is kept
+            if str(error) not in problems:
+                problems.append(str(error))
+        if cells:
+            print(_table(cells), flush=True)
         if was_interrupted:
             break
     all_cells = [cell for _, one in found for cell in one.values()]
     wrong = [said for cell in all_cells for said in cell.wrong]
     print(
         f"{sum(cell.tries for cell in all_cells):,} injected accesses in {len(all_cells):,} cells, "
-        f"{sum(not cell.kept for cell in all_cells)} cells not as promised"
+        f"{sum(not cell.kept for cell in all_cells)} cells not as promised",
+        flush=True,
     )
-    if options.report is not None:
-        report = _report(options, backend, found, was_interrupted)
-        path = options.report / "matrix.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for said in wrong[:20]:
+    for said in wrong[:_MOST_SAID]:
         print(f"pagefuzz: not as promised: {said}", file=sys.stderr)
-    if not all_cells:
-        raise CannotCheckError("nothing was injected")
+    if (more := len(wrong) - _MOST_SAID) > 0:
+        print(f"pagefuzz: not as promised: {more:,} more", file=sys.stderr)
+    if options.report is not None:
+        report = _report(options, backend, found, problems, was_interrupted)
+        if unwritten := _not_written(options.report / "matrix.json", report):
+            problems.append(unwritten)
     if was_interrupted:
-        raise CannotCheckError("interrupted: what is above was examined, and nothing else")
-    return 1 if wrong else 0
+        what = "what is above was examined, and nothing else"
+        problems.append(f"interrupted: {what if all_cells else 'nothing was injected'}")
+    elif not all_cells and not problems:
+        problems.append("nothing was injected")
+    if wrong:  # as in a campaign: it counts whatever else happened
+        for problem in problems:
+            print(f"pagefuzz: {problem}", file=sys.stderr)
+        return 1
+    if problems:
+        raise CannotCheckError("; ".join(problems))
+    return 0
+
+
+def _not_written(path: Path, report: Mapping[str, Any]) -> str:
+    """Writes a report; returns why it could not be, or ""."""
+    try:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror or error}"
+    return ""
 
 
 def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None) -> list[_One]:
@@ -95,7 +120,7 @@ def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None
 
 
 def _table(cells: Matrix) -> str:
-    buffers = list(dict.fromkeys(buffer for buffer, _, _ in cells)) or ["(none)"]
+    buffers = list(dict.fromkeys(buffer for buffer, _, _ in cells))
     first = max(map(len, buffers)) + 2
     lines = [
         " " * first + "".join(f"{getattr(kind, part):<{_COLUMN}}" for kind in KINDS).rstrip()
@@ -123,6 +148,7 @@ def _report(
     options: argparse.Namespace,
     backend: str,
     found: Sequence[tuple[Subject, Matrix]],
+    problems: Sequence[str],
     was_interrupted: bool,
 ) -> dict[str, Any]:
     gpu = machine().gpu if backend == "cuda" else None
@@ -135,6 +161,7 @@ def _report(
         "tries": options.tries,
         "skipped": options.skip,
         "was_interrupted": was_interrupted,
+        "problems": list(problems),
         "cells": [
             {
                 "operation": subject.operation,

@@ -51,6 +51,7 @@ def _replay_on(
         subject,
         device,
         build,
+        timeout_s=options.hang_after,
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:

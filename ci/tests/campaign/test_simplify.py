@@ -79,6 +79,24 @@ def test_pairs_are_left_out_together():
     assert simple.values["pairs"].parameters["values"] == (1, 0)
 
 
+def test_a_vector_that_is_twice_as_long_by_chance_is_left_alone():
+    """It belongs to another size: leaving out elements of it, too, would not be a case."""
+    many = Case(
+        "operation",
+        {"requests": 2, "tokens": 4},
+        values={"starts": Values.literal(0, 2, 4), "owner": Values.literal(5, 6, 7, 8)},
+    )
+
+    def needs_every_token(case: Case) -> bool:
+        starts = _vector(case, "starts", case.sizes["requests"] + 1)
+        owner = _vector(case, "owner", case.sizes["tokens"])
+        if not case.sizes["requests"] or starts is None:
+            return False
+        return starts[-1] == 4 and owner == [5, 6, 7, 8]
+
+    assert simplify(many, needs_every_token).sizes == {"requests": 1, "tokens": 4}
+
+
 @pytest.mark.slow
 def test_what_does_not_fail_is_left_alone():
     """If nothing simpler fails, the case is returned as it is."""

@@ -56,6 +56,8 @@ def test_help(cli, arguments):
         ([], "required: COMMAND"),
         (["fuzz", "--time", "soon"], "'soon' must be a time such as 90s, 10m or 2h"),
         (["fuzz", "--time", "0s"], "'0s' must be a time such as"),
+        (["fuzz", "--hang-after", "0.5s"], "'0.5s' must be a time from 1s to 24h"),
+        (["replay", "x.json", "--hang-after", "25h"], "'25h' must be a time from 1s to 24h"),
         (["fuzz", "--cases", "0"], "'0' must be a whole number, 1 or more"),
         (["fuzz", "--jobs", "-1"], "'-1' must be a whole number, 1 or more"),
         (["fuzz", "--seed", "x"], "'x' must be a whole number in 0..2^64-1"),

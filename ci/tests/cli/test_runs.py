@@ -348,3 +348,16 @@ def test_debug_profile(cli):
     assert done.stdout.count('"pagefuzz_case":1') >= 20
     assert "- during generate phase" in done.stdout
     assert "class: in contract" in done.stdout
+
+
+def test_a_hang_is_replayed_with_the_patience_it_was_found_with(cli, tmp_path):
+    """Not a minute a launch: replay takes --hang-after as fuzz does."""
+    twin = f"twin:{TWINS / 'hang-on-padding.toml'}"
+    case = json.loads((TWINS / "hang-on-padding.json").read_text())["case"]
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    began = time.monotonic()
+    done = cli("replay", "case.json", "--device", "host", "--subject", twin, "--hang-after", "2s")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("HANG  the launch does not end")
+    assert "no answer for 2 s" in done.stdout
+    assert time.monotonic() - began < 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,3 +177,63 @@ def test_what_was_examined_before_an_interruption_is_kept(
     report = json.loads((tmp_path / "matrix.json").read_text())
     assert report["was_interrupted"]
     assert len(report["cells"]) == 3
+
+
+def test_a_report_that_cannot_be_written_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a disk that is full by then: one sentence after the table, no internal error."""
+    (tmp_path / "matrix.json").symlink_to("/dev/full")
+    asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
+    assert main([*asked, "--kind", "read past", "--report", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "0 cells not as promised" in said.out
+    assert said.err.startswith("pagefuzz: cannot write ")
+    assert "No space left on device" in said.err
+    assert "internal error" not in said.err
+
+
+def test_an_operation_that_cannot_be_examined_does_not_cost_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Such as a Triton kernel where there is no Triton: the rest is examined and reported."""
+    inside = Checker.__init__
+
+    def begin(checker: Checker, operation: str, *others: Any, **named: Any) -> None:
+        if operation == "copy_blocks":
+            raise CannotCheckError("there is no such compiler")
+        inside(checker, operation, *others, **named)
+
+    monkeypatch.setattr(Checker, "__init__", begin)
+    asked = ["matrix", "--device", "host", "--op", "copy_blocks", "--op", OPERATION]
+    asked += ["--layer", "guard", "--kind", "read past", "--report", str(tmp_path)]
+    assert main(asked) == 2
+    assert "there is no such compiler" in capsys.readouterr().err
+    report = json.loads((tmp_path / "matrix.json").read_text())
+    assert {cell["operation"] for cell in report["cells"]} == {OPERATION}
+    assert report["problems"] == ["there is no such compiler"]
+
+
+@pytest.mark.parametrize(("launches", "code", "sentence"), [(0, 2, "nothing was"), (3, 1, "what")])
+def test_an_interrupted_matrix_says_what_it_found(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launches: int,
+    code: int,
+    sentence: str,
+) -> None:
+    """As of a campaign: what was found counts, and is exit code 1."""
+    inside = Checker.check
+    launched: list[Case] = []
+
+    def check(checker: Checker, case: Case, *, injection: Injection | None = None) -> Verdict:
+        if len(launched) == launches:
+            raise KeyboardInterrupt
+        launched.append(case)
+        return inside(checker, case, injection=injection)
+
+    monkeypatch.setattr(Checker, "check", check)
+    monkeypatch.setattr(injection.Layer, "promises", lambda *_: False)
+    asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
+    assert main([*asked, "--kind", "read past"]) == code
+    assert f"pagefuzz: interrupted: {sentence}" in capsys.readouterr().err
