@@ -202,7 +202,6 @@ def _add_hang_after(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--hang-after",
         type=patience_s,
-        default=60.0,
         metavar="T",
         help="a launch that takes longer is a finding; 1s to 24h, default: 60s",
     )

@@ -41,7 +41,7 @@ class Options:
     journal         file to which every failing case is appended at once
     isolate         whether launches happen in worker processes, or in the runner itself
     gpu_memory_bytes  that a worker may take of a GPU; None: what is free
-    hang_after_s    after which a launch that has not come back is a hang
+    hang_after_s    after which a launch that has not come back is a hang; None: `check.TIMEOUT_S`
     """
 
     backend: str
@@ -56,7 +56,7 @@ class Options:
     journal: str | None = None
     isolate: bool = True
     gpu_memory_bytes: int | None = None
-    hang_after_s: float = 60.0
+    hang_after_s: float | None = None
     parts: str = "pagefuzz.harness.campaign.parts"
 
 

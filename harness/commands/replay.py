@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from pagefuzz.harness.check import Checker
+from pagefuzz.harness.check import TIMEOUT_S, Checker
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.findings import Finding, cause, describe_case, labelled, load_finding
 from pagefuzz.oracles.case import Case, load_case
@@ -51,7 +51,7 @@ def _replay_on(
         subject,
         device,
         build,
-        timeout_s=options.hang_after,
+        timeout_s=options.hang_after or TIMEOUT_S,
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:

@@ -43,6 +43,13 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
         raise CannotCheckError(f"{tool} is shown a number of cases: give --cases, not --time")
     if options.jobs is not None:
         raise CannotCheckError(f"{tool} watches one process at a time: leave --jobs out")
+    given = {
+        "--hang-after": options.hang_after is not None,
+        "--no-isolate": not options.isolate,
+        "--gpu-memory": options.gpu_memory is not None,
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise CannotCheckError(f"{tool} has a process of its own: leave {unused[0]} out")
     backend, build = backend_and_build(tool, options.device, options.build)
     chosen = _applicable(
         tool,

@@ -95,6 +95,9 @@ def test_a_signed_overflow_is_a_finding(cli, tmp_path):
         (("--sanitizer", "memcheck"), "there is no GPU to check on"),
         (("--sanitizer", "asan", "--time", "3s"), "asan is shown a number of cases"),
         (("--sanitizer", "asan", "--jobs", "2"), "asan watches one process at a time"),
+        (("--sanitizer", "asan", "--hang-after", "3s"), "leave --hang-after out"),
+        (("--sanitizer", "asan", "--no-isolate"), "leave --no-isolate out"),
+        (("--sanitizer", "asan", "--gpu-memory", "1GiB"), "leave --gpu-memory out"),
         (("--sanitizer", "asan", "--build", "checked"), "a checked build suppresses"),
         (("--sanitizer", "asan", "--device", "cuda"), "asan watches kernels on host only"),
         (
