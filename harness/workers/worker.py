@@ -38,8 +38,9 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
         while (message := receive(channel)) is not None:
             box.enter(Stage.PREPARING)
             answer = _answer(runner, message)
-            box.enter(Stage.IDLE)
+            # Until it is sent: a launch may have closed the channel too.
             send(channel, {**answer, "memory": runner.memory().to_json()})
+            box.enter(Stage.IDLE)
             if "death" in answer:
                 return 0  # the context is lost: nothing more can be launched from here
     except BrokenPipeError:

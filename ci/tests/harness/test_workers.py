@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,13 +14,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ci.chaos_lane import misbehaving_case as case_of
 
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, Assignment
-from pagefuzz.harness.workers.blackbox import BlackBox
+from pagefuzz.harness.workers import worker
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import (
     ForkServer,
     Worker,
@@ -27,6 +31,7 @@ from pagefuzz.harness.workers.client import (
     shared_server,
 )
 from pagefuzz.harness.workers.journal import Journal, last_entry, left_behind, new_path
+from pagefuzz.harness.workers.protocol import send
 from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
@@ -361,3 +366,24 @@ def test_a_worker_without_memory_cannot_check(assignment: Assignment) -> None:
     finally:
         worker.close()
         close_servers()
+
+
+def test_a_launch_that_closed_the_channel_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the parent looks: the worker is not idle before its answer is sent."""
+    ours, theirs = socket.socketpair()
+    file = BlackBox.create()
+    seen = BlackBox(file)
+
+    def closing(*_: object) -> dict[str, object]:
+        theirs.close()
+        return {}
+
+    monkeypatch.setattr(
+        worker, "runner_of", lambda *_: SimpleNamespace(device="host", memory=MemoryUse)
+    )
+    monkeypatch.setattr(worker, "_answer", closing)
+    with ours:
+        send(ours, {"case": {}})
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            worker.serve(theirs, file, {})
+    assert seen.stage is not Stage.IDLE
