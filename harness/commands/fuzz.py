@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pagefuzz.harness import layers
 from pagefuzz.harness.build import cache_folder
@@ -154,6 +156,14 @@ def make_folder(report: Path) -> None:
             f"cannot write reports into {report}: {error.strerror or error}; choose another folder "
             "with --report"
         ) from None
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises `CannotCheckError` with the reason."""
+    try:
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CannotCheckError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _build_all(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pagefuzz.harness.commands.fuzz import make_folder
+from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
 from pagefuzz.harness.errors import CannotCheckError
@@ -86,8 +84,10 @@ def matrix(options: argparse.Namespace) -> int:
         print(f"pagefuzz: not as promised: {more:,} more", file=sys.stderr)
     if options.report is not None:
         report = _report(options, backend, found, problems, was_interrupted)
-        if unwritten := _not_written(options.report / "matrix.json", report):
-            problems.append(unwritten)
+        try:
+            write_json(options.report / "matrix.json", report)
+        except CannotCheckError as error:
+            problems.append(str(error))
     if was_interrupted:
         what = "what is above was examined, and nothing else"
         problems.append(f"interrupted: {what if all_cells else 'nothing was injected'}")
@@ -100,15 +100,6 @@ def matrix(options: argparse.Namespace) -> int:
     if problems:
         raise CannotCheckError("; ".join(problems))
     return 0
-
-
-def _not_written(path: Path, report: Mapping[str, Any]) -> str:
-    """Writes a report; returns why it could not be, or ""."""
-    try:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        return f"cannot write {path}: {error.strerror or error}"
-    return ""
 
 
 def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None) -> list[_One]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from pagefuzz.harness.build import RELEASE
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Unit
-from pagefuzz.harness.commands.fuzz import make_folder
+from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
@@ -80,7 +79,7 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
     except KeyboardInterrupt:
         run.interrupt()
     if options.report is not None:
-        _write(options.report / "sanitizer.json", run.to_json(command, seed))
+        write_json(options.report / "sanitizer.json", run.to_json(command, seed))
     return run.end()
 
 
@@ -264,10 +263,3 @@ def _said(found: Opinion, tool: str) -> str:
     if found.others:
         parts.append(f"{plural(found.others, 'other faults')} too, which --keep-going lists")
     return f"{', '.join(parts)}, {duration(found.seconds)}"
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CannotCheckError(f"cannot write {path}: {error.strerror or error}") from None

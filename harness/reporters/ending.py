@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.result import Result
 from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters.figures import amount, duration, plural, table
@@ -93,20 +94,15 @@ def _checked_table(result: Result, judgement_units: Mapping[str, str], width: in
 
 def _layer_table(result: Result) -> list[str]:
     """What each detection layer in force examined, in all units together; narrower than 80."""
-    totals: dict[str, tuple[int, int]] = {}
+    totals = Progress()
     for unit in result.units.values():
-        for name, (launches, examined) in unit.examined.items():
-            mine = totals.get(name, (0, 0))
-            totals[name] = (mine[0] + launches, mine[1] + examined)
-    rows = [
-        (
-            name,
-            f"{totals[name][0]:,}" if totals[name][0] else "nothing",
-            amount(totals[name][1], layer.unit) if layer.unit and totals[name][1] else "",
-        )
-        for name, layer in BY_NAME.items()
-        if name in totals
-    ]
+        totals.add_layers(unit.examined)
+    rows = []
+    for name, layer in BY_NAME.items():
+        if name in totals.layers:
+            launches, examined = totals.layers[name]
+            of = amount(examined, layer.unit) if layer.unit and examined else ""
+            rows.append((name, f"{launches:,}" if launches else "nothing", of))
     return table(("layer", "launches", "examined"), rows) if rows else []
 
 

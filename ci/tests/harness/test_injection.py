@@ -155,20 +155,25 @@ def test_a_part_of_the_matrix_can_be_asked_for(capsys: pytest.CaptureFixture[str
     assert "unknown layer 'wall'; there is guard, diff, checked" in capsys.readouterr().err
 
 
-def test_what_was_examined_before_an_interruption_is_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """In the table and in the report; the run is no pass."""
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
+    """Ends the run from the keyboard once so many accesses were made."""
     inside = Checker.check
     launched: list[Case] = []
 
     def check(checker: Checker, case: Case, *, injection: Injection | None = None) -> Verdict:
-        if len(launched) == 3:
+        if len(launched) == launches:
             raise KeyboardInterrupt
         launched.append(case)
         return inside(checker, case, injection=injection)
 
     monkeypatch.setattr(Checker, "check", check)
+
+
+def test_what_was_examined_before_an_interruption_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In the table and in the report; the run is no pass."""
+    interrupt_after(monkeypatch, 3)
     asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
     assert main([*asked, "--report", str(tmp_path)]) == 2
     said = capsys.readouterr()
@@ -223,16 +228,7 @@ def test_an_interrupted_matrix_says_what_it_found(
     sentence: str,
 ) -> None:
     """As of a campaign: what was found counts, and is exit code 1."""
-    inside = Checker.check
-    launched: list[Case] = []
-
-    def check(checker: Checker, case: Case, *, injection: Injection | None = None) -> Verdict:
-        if len(launched) == launches:
-            raise KeyboardInterrupt
-        launched.append(case)
-        return inside(checker, case, injection=injection)
-
-    monkeypatch.setattr(Checker, "check", check)
+    interrupt_after(monkeypatch, launches)
     monkeypatch.setattr(injection.Layer, "promises", lambda *_: False)
     asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
     assert main([*asked, "--kind", "read past"]) == code

@@ -17,7 +17,7 @@ from ci.tests.planted import (
     work_of,
 )
 
-from pagefuzz.harness.check import Checker
+from pagefuzz.harness.check import TIMEOUT_S, Checker
 from pagefuzz.harness.findings import load_finding
 from pagefuzz.oracles.verdict import Outcome
 from pagefuzz.strategies.reported import examples_for
@@ -39,12 +39,9 @@ def test_a_campaign_finds_it(name, cli, tmp_path):
     if (TWINS / f"{name}.toml").exists():
         shutil.copy(TWINS / f"{name}.toml", tmp_path)
         subject += ".toml"
-    if hang_after := planted(name).get("timeout_s"):
-        subject_options = ("--subject", subject, "--hang-after", f"{hang_after}s")
-    else:
-        subject_options = ("--subject", subject)
+    hang_after_s = planted(name).get("timeout_s", TIMEOUT_S)
     done = cli(
-        *("fuzz", "--device", "host", *subject_options),
+        *("fuzz", "--device", "host", "--subject", subject, "--hang-after", f"{hang_after_s:g}s"),
         *("--profile", "gate", "--time", "30s", "--jobs", "1", "--report", "out"),
         timeout=600,  # compiling it is none of the 30 seconds
     )
