@@ -268,10 +268,11 @@ class _Running:
     def _kill_heirs(self) -> None:
         """Ends what it has started, as its server would. They have its output for theirs."""
         own = os.fstat(self.output.descriptor)
-        for file in Path("/proc").glob("[0-9]*/fd/[12]"):
-            with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
-                if os.path.samestat(file.stat(), own):
-                    os.kill(int(file.parts[2]), signal.SIGKILL)
+        for process in filter(str.isdecimal, os.listdir("/proc")):
+            for file in ("1", "2"):
+                with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+                    if os.path.samestat(os.stat(f"/proc/{process}/fd/{file}"), own):
+                        os.kill(int(process), signal.SIGKILL)
 
     def close(self) -> None:
         if self.end_file >= 0:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ci.tests.processes import children, wait_until_gone
 
 from pagefuzz.harness.findings import load_finding
 from pagefuzz.harness.reporters.summary import Summary
@@ -297,26 +298,14 @@ def test_killed(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    time.sleep(4)
-    runners = _children(process.pid)
+    deadline = time.monotonic() + 60
+    while not (runners := children(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(2)  # let them get to work
     process.kill()
     process.communicate()
-    assert runners
-    ends = time.monotonic() + 15
-    while any(_runs(pid) for pid in runners):
-        assert time.monotonic() < ends
-        time.sleep(0.2)
-
-
-def _runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    wait_until_gone(*runners)
 
 
 def test_a_report_that_cannot_be_written_hides_no_finding(cli, tmp_path):
