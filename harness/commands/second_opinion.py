@@ -118,13 +118,14 @@ def backend_and_build(tool: str, device: str | None, build: str | None) -> tuple
 
 def _applicable(tool: str, chosen: Sequence[Subject], *, is_asked_for: bool) -> Sequence[Subject]:
     """Without Triton kernels, where Triton interprets them: nothing is compiled there that a
-    sanitizer could be compiled into. Raises `CannotCheckError` if one was asked for."""
+    sanitizer could be compiled into. Raises `CannotCheckError` if one was asked for, or no other
+    is left."""
     without = [one for one in chosen if tool in COMPUTE or one.source.suffix != ".py"]
     for one in chosen:
         if one in without:
             continue
         said = f"{one.operation}/{one.name} is a Triton kernel, which {tool} cannot watch"
-        if is_asked_for:
+        if is_asked_for or not without:
             raise CannotCheckError(said)
         print(f"left out: {said}")
     return without
