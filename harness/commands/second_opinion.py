@@ -42,13 +42,7 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
         raise CannotCheckError(f"{tool} is shown a number of cases: give --cases, not --time")
     if options.jobs is not None:
         raise CannotCheckError(f"{tool} watches one process at a time: leave --jobs out")
-    given = {
-        "--hang-after": options.hang_after is not None,
-        "--no-isolate": not options.isolate,
-        "--gpu-memory": options.gpu_memory is not None,
-    }
-    if unused := [name for name, is_given in given.items() if is_given]:
-        raise CannotCheckError(f"{tool} has a process of its own: leave {unused[0]} out")
+    refuse_unused(tool, options)
     backend, build = backend_and_build(tool, options.device, options.build)
     chosen = _applicable(
         tool,
@@ -97,6 +91,17 @@ def replay_with_sanitizer(
     for one in chosen:
         run.watch(Unit(one.operation, one.name, hostile=True), lambda: [case])
     return run.end()
+
+
+def refuse_unused(tool: str, options: argparse.Namespace) -> None:
+    """Raises `CannotCheckError` for an option that a sanitizer would not heed."""
+    given = {
+        "--hang-after": options.hang_after is not None,
+        "--no-isolate": not options.isolate,
+        "--gpu-memory": options.gpu_memory is not None,
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise CannotCheckError(f"{tool} has a process of its own: leave {unused[0]} out")
 
 
 def backend_and_build(tool: str, device: str | None, build: str | None) -> tuple[str, str]:

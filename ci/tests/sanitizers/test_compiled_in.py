@@ -125,6 +125,15 @@ def test_a_triton_case_is_refused_by_name(cli, tmp_path, tool, subject):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("given", [("--hang-after", "3s"), ("--no-isolate",)])
+def test_replay_refuses_what_a_sanitizer_would_not_heed(cli, tmp_path, given):
+    """As `fuzz` does."""
+    case = planted_case(tmp_path, "table-width-unguarded")
+    done = cli("replay", case, "--sanitizer", "asan", *given)
+    assert done.returncode == 2, said(done)
+    assert f"asan has a process of its own: leave {given[0]} out" in done.stderr
+
+
 def test_an_unknown_sanitizer_is_refused(cli):
     """As any other choice."""
     done = cli("fuzz", "--sanitizer", "valgrind")
