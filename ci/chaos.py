@@ -7,7 +7,9 @@ servers that are killed, full disks, and lanes that are killed themselves. At th
 have been answered exactly once, and as it should; every failing one must be in the journal; and no
 process, file or mapping may be left.
 
-Exit status: 0 all so, 1 not, 2 could not check.
+SIGINT and SIGTERM end it: what was answered until then is examined and reported.
+
+Exit status: 0 all so, 1 not, 2 could not check, or not all.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,10 +68,16 @@ _ONE_IN = 50
 
 
 class Supervisor:
-    """Runs lanes until every case has been answered, and examines what they left."""
+    """Runs one lane after the other until every case has been answered, and examines what they
+    left."""
 
-    def __init__(self, backend: str, folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, backend: str, folder: Path, timeout_s: float, stop: threading.Event | None = None
+    ) -> None:
+        """`stop` is set once somebody wants an end: what was answered until then is kept."""
         self._backend, self._folder, self._timeout_s = backend, folder, timeout_s
+        self._stop = stop or threading.Event()
+        self._unfinished: int | None = None
         self.wrong: list[str] = []
         self.answers: list[dict[str, Any]] = []
         self.lanes = 0
@@ -78,7 +88,7 @@ class Supervisor:
         path = str(compile_misbehaving(self._folder)) if self._backend == "host" else ""
         self.kinds = dict(cases)
         rest = list(cases)
-        while rest:
+        while rest and not self._stop.is_set():
             self.lanes += 1
             ledger = self._folder / f"ledger-{self.lanes}.jsonl"
             running = self._folder / f"running-{self.lanes}.jsonl"
@@ -106,7 +116,7 @@ class Supervisor:
 
     def _lane(self, job: LaneJob) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
         """The answers of one lane, and what it left; None for that if it was killed, as it should
-        be. Raises `CannotCheckError` if it died by itself."""
+        be, or because somebody wants an end. Raises `CannotCheckError` if it died by itself."""
         file = self._folder / f"job-{self.lanes}.json"
         file.write_text(json.dumps(asdict(job)))
         command = [sys.executable, str(Path(__file__).with_name("chaos_lane.py")), str(file)]
@@ -120,7 +130,7 @@ class Supervisor:
         try:
             while lane.poll() is None:
                 running = _running_case(Path(job.running))
-                if running in victims:
+                if running in victims or self._stop.is_set():
                     lane.kill()
                     lane.wait()
                     break
@@ -134,10 +144,15 @@ class Supervisor:
         answers = [line for line in lines if "number" in line]
         if lines and "left" in lines[-1]:
             return answers, lines[-1]["left"]
-        if running not in victims:
+        survived = _running_case(Path(job.running))
+        if self._stop.is_set() or running not in victims:
+            if survived not in [answer["number"] for answer in answers]:
+                self._unfinished = survived
+            if self._stop.is_set():
+                return answers, None
+            self.answers += answers
             tail = " ".join(_lines(said)[-3:])
             raise CannotCheckError(f"a lane died by itself ({lane.returncode}): {tail}")
-        survived = _running_case(Path(job.running))
         if survived != running:
             self.wrong.append(f"case {running} was running when its lane was killed, and is lost")
         else:
@@ -160,7 +175,7 @@ class Supervisor:
         """Each case answered once, as it should; failing ones in the journal."""
         times = Counter(answer["number"] for answer in self.answers)
         for number, kind in self.kinds.items():
-            if times[number] != 1:
+            if times[number] != 1 and not (times[number] == 0 and self._stop.is_set()):
                 self.wrong.append(f"case {number} ({kind}) was answered {times[number]} times")
         for answer in self.answers:
             kind = self.kinds[answer["number"]]
@@ -183,13 +198,8 @@ class Supervisor:
         entries = read_journal(self._folder / "failing.jsonl")
         journaled = {entry["case"]["seed"] for entry in entries}
         self.wrong += [f"case {n} failed and is in no journal" for n in sorted(failed - journaled)]
-        self.wrong += [f"case {n} is in a journal for nothing" for n in sorted(journaled - failed)]
-
-    @property
-    def restarts_s(self) -> list[float]:
-        """What new workers took."""
-        found = [answer.get("restart_s") for answer in self.answers]
-        return [restart_s for restart_s in found if restart_s is not None]
+        for_nothing = journaled - failed - {self._unfinished}
+        self.wrong += [f"case {n} is in a journal for nothing" for n in sorted(for_nothing)]
 
 
 def _lines(path: Path) -> list[str]:
@@ -233,6 +243,67 @@ def drawn(injections: int, kinds: Sequence[str], seed: int) -> list[tuple[int, s
     return list(enumerate(chosen, 1))
 
 
+class Lanes:
+    """Lanes side by side, each with a share of the cases.
+
+    problems  why something could not be checked
+    """
+
+    def __init__(self, backend: str, folder: Path, timeout_s: float, jobs: int) -> None:
+        self._stop = threading.Event()
+        self._was_told = False
+        self.problems: list[str] = []
+        self.each = []
+        for number in range(1, jobs + 1):
+            own = folder / str(number)
+            own.mkdir()
+            self.each.append(Supervisor(backend, own, timeout_s, self._stop))
+
+    def run(self, cases: Sequence[tuple[int, str]]) -> None:
+        """Until all are answered or somebody wants an end; then looks at what became of them."""
+        with ThreadPoolExecutor(len(self.each)) as threads:
+            shares = [
+                threads.submit(one.run, cases[first :: len(self.each)])
+                for first, one in enumerate(self.each)
+            ]
+            for share in as_completed(shares):
+                error = share.exception()
+                if error is not None:
+                    self._stop.set()  # the others keep what they have
+                    if not isinstance(error, CannotCheckError):
+                        raise error
+                    self.problems.append(str(error))
+        for one in self.each:
+            one.examine()
+        if self._was_told:
+            self.problems.append(
+                f"interrupted: {len(self.answers):,} of {len(cases):,} cases were answered"
+            )
+
+    def stop(self, *_: object) -> None:
+        """A signal came."""
+        self._was_told = True
+        self._stop.set()
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        return [answer for one in self.each for answer in one.answers]
+
+    @property
+    def wrong(self) -> list[str]:
+        return [said for one in self.each for said in one.wrong]
+
+    @property
+    def lanes(self) -> int:
+        return sum(one.lanes for one in self.each)
+
+    @property
+    def restarts_s(self) -> list[float]:
+        """What new workers took."""
+        found = [answer.get("restart_s") for answer in self.answers]
+        return [restart_s for restart_s in found if restart_s is not None]
+
+
 def chaos(options: argparse.Namespace, folder: Path) -> int:
     backend = devices.resolve_device(options.device)
     possible = ON_HOST if backend == "host" else ON_CUDA
@@ -241,29 +312,29 @@ def chaos(options: argparse.Namespace, folder: Path) -> int:
         raise CannotCheckError(
             f"no kind {unknown[0]!r} on {backend}; there is {', '.join(possible)}"
         )
-    supervisor = Supervisor(backend, folder, options.timeout or TIMEOUT_S[backend])
+    cases = drawn(options.injections, kinds, options.seed)
+    lanes = Lanes(backend, folder, options.timeout or TIMEOUT_S[backend], options.jobs)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lanes.stop)
     began = time.monotonic()
-    supervisor.run(drawn(options.injections, kinds, options.seed))
-    supervisor.examine()
+    lanes.run(cases)
     seconds = time.monotonic() - began
-    became: dict[str, Counter[str]] = {}
-    for answer in supervisor.answers:
-        became.setdefault(supervisor.kinds[answer["number"]], Counter())[answer["became"]] += 1
-    width = max(map(len, became))
+    wrong, became = lanes.wrong, _became(dict(cases), lanes.answers)
+    width = max(map(len, became), default=0)
     for kind, counts in sorted(became.items()):
         print(f"{kind:<{width}}  {', '.join(f'{n} {word}' for word, n in counts.items())}")
-    restarts_s = supervisor.restarts_s
-    if not restarts_s:
-        raise CannotCheckError("no worker was started anew")
-    median_s, most_s = statistics.median(restarts_s), max(restarts_s)
+    restarts_s = lanes.restarts_s
+    median_s, most_s = statistics.median(restarts_s or [0]), max(restarts_s, default=0)
     print(
-        f"{options.injections:,} injections in {supervisor.lanes} lanes, {seconds:.0f} s; "
+        f"{options.injections:,} injections in {lanes.lanes} lanes, {seconds:.0f} s; "
         f"{len(restarts_s):,} restarts of a worker, median {1000 * median_s:.1f} ms, "
-        f"at most {1000 * most_s:.1f} ms; {len(supervisor.wrong)} wrong"
+        f"at most {1000 * most_s:.1f} ms; {len(wrong)} wrong"
     )
-    if median_s > RESTART_S[backend]:
+    if not restarts_s and not lanes.problems:
+        lanes.problems.append("no worker was started anew")
+    if options.jobs == 1 and median_s > RESTART_S[backend]:  # more wait for one another
         limit_ms = 1000 * RESTART_S[backend]
-        supervisor.wrong.append(f"a restart takes {1000 * median_s:.1f} ms, not {limit_ms:.0f}")
+        wrong.append(f"a restart takes {1000 * median_s:.1f} ms, not {limit_ms:.0f}")
     if options.report is not None:
         gpu = devices.machine().gpu if backend == "cuda" else None
         report = {
@@ -272,20 +343,35 @@ def chaos(options: argparse.Namespace, folder: Path) -> int:
             "device": gpu.name if gpu else "host",
             "seed": options.seed,
             "injections": options.injections,
-            "cases": len(supervisor.kinds),
-            "lanes": supervisor.lanes,
+            "cases": len(cases),
+            "answered": len(lanes.answers),
+            "jobs": options.jobs,
+            "lanes": lanes.lanes,
             "seconds": round(seconds, 1),
             "became": {kind: dict(counts) for kind, counts in sorted(became.items())},
             "restarts": len(restarts_s),
             "restart_median_s": round(median_s, 4),
             "restart_max_s": round(most_s, 4),
-            "wrong": supervisor.wrong,
+            "wrong": wrong,
+            "problems": lanes.problems,
         }
         options.report.parent.mkdir(parents=True, exist_ok=True)
         options.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for said in supervisor.wrong[:20]:
+    for said in [*wrong[:20], *lanes.problems]:
         print(f"chaos: {said}", file=sys.stderr)
-    return 1 if supervisor.wrong else 0
+    if wrong:  # it counts whatever else happened
+        return 1
+    return 2 if lanes.problems else 0
+
+
+def _became(
+    kinds: Mapping[int, str], answers: Sequence[Mapping[str, Any]]
+) -> dict[str, Counter[str]]:
+    """How many cases of each kind became what."""
+    became: dict[str, Counter[str]] = {}
+    for answer in answers:
+        became.setdefault(kinds[answer["number"]], Counter())[answer["became"]] += 1
+    return became
 
 
 def parser() -> argparse.ArgumentParser:
@@ -300,6 +386,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="after which a launch hangs; default: 0.5, on cuda 30",
     )
+    top.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="lanes side by side; default: 1, and only then the time of a restart is judged",
+    )
     top.add_argument("--report", type=Path, metavar="FILE.json", help="write figures there")
     return top
 
@@ -309,6 +402,8 @@ def main() -> int:
     try:
         if options.injections < 1:
             raise CannotCheckError("there must be at least one injection")
+        if options.jobs < 1:
+            raise CannotCheckError("there must be at least one job")
         with tempfile.TemporaryDirectory(prefix="pagefuzz-chaos-") as folder:
             return chaos(options, Path(folder))
     except CannotCheckError as error:

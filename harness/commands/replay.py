@@ -21,8 +21,9 @@ def replay(options: argparse.Namespace) -> int:
     case = load_case(path)
     finding = load_finding(path) if _is_finding(path) else None
     if tool := options.sanitizer or (finding.sanitizer if finding else ""):
-        from pagefuzz.harness.commands.second_opinion import replay_with_sanitizer
+        from pagefuzz.harness.commands.second_opinion import refuse_unused, replay_with_sanitizer
 
+        refuse_unused(tool, options)
         on = options.subject or (finding.subject if finding else None)
         built = finding.build if finding and finding.sanitizer else None
         return replay_with_sanitizer(tool, case, on, options.device, options.build or built)

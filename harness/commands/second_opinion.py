@@ -42,13 +42,7 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
         raise CannotCheckError(f"{tool} is shown a number of cases: give --cases, not --time")
     if options.jobs is not None:
         raise CannotCheckError(f"{tool} watches one process at a time: leave --jobs out")
-    given = {
-        "--hang-after": options.hang_after is not None,
-        "--no-isolate": not options.isolate,
-        "--gpu-memory": options.gpu_memory is not None,
-    }
-    if unused := [name for name, is_given in given.items() if is_given]:
-        raise CannotCheckError(f"{tool} has a process of its own: leave {unused[0]} out")
+    refuse_unused(tool, options)
     backend, build = backend_and_build(tool, options.device, options.build)
     chosen = _applicable(
         tool,
@@ -99,6 +93,17 @@ def replay_with_sanitizer(
     return run.end()
 
 
+def refuse_unused(tool: str, options: argparse.Namespace) -> None:
+    """Raises `CannotCheckError` for an option that a sanitizer would not heed."""
+    given = {
+        "--hang-after": options.hang_after is not None,
+        "--no-isolate": not options.isolate,
+        "--gpu-memory": options.gpu_memory is not None,
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise CannotCheckError(f"{tool} has a process of its own: leave {unused[0]} out")
+
+
 def backend_and_build(tool: str, device: str | None, build: str | None) -> tuple[str, str]:
     """What a sanitizer watches. Raises `CannotCheckError` for what it cannot."""
     wanted = "cuda" if tool in COMPUTE else "host"
@@ -118,13 +123,14 @@ def backend_and_build(tool: str, device: str | None, build: str | None) -> tuple
 
 def _applicable(tool: str, chosen: Sequence[Subject], *, is_asked_for: bool) -> Sequence[Subject]:
     """Without Triton kernels, where Triton interprets them: nothing is compiled there that a
-    sanitizer could be compiled into. Raises `CannotCheckError` if one was asked for."""
+    sanitizer could be compiled into. Raises `CannotCheckError` if one was asked for, or no other
+    is left."""
     without = [one for one in chosen if tool in COMPUTE or one.source.suffix != ".py"]
     for one in chosen:
         if one in without:
             continue
         said = f"{one.operation}/{one.name} is a Triton kernel, which {tool} cannot watch"
-        if is_asked_for:
+        if is_asked_for or not without:
             raise CannotCheckError(said)
         print(f"left out: {said}")
     return without

@@ -25,6 +25,10 @@ from pagefuzz.oracles.observation import Around, Chunk
 
 RED_ZONE_BYTES = 256
 
+#: Address space on either side of a region that nobody may touch: so wide that an offset which
+#: wrapped at 2^32 elements of 8 bytes faults there, instead of landing in other memory.
+GUARD_BYTES = 34 * 2**30
+
 #: A buffer lies less than this from its guard: see `PlannedBuffer.base_offset_bytes`.
 NEAR_BYTES = 16
 

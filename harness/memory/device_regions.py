@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagefuzz.harness.memory.arena import BACKGROUND, DoesNotFitError
+from pagefuzz.harness.memory.arena import BACKGROUND, GUARD_BYTES, DoesNotFitError
 from pagefuzz.harness.memory.device_memory import DeviceMemory, View, cut
 from pagefuzz.harness.memory.driver import GRANULE_BYTES
-from pagefuzz.harness.memory.host import GUARD_BYTES
 from pagefuzz.oracles.intervals import IntervalSet, Offsets
 
 _MEBIBYTE = 2**20

@@ -1,10 +1,9 @@
 """Memory of the host backend.
 
-Every region lies between reservations that no process may touch, wide enough that an offset that
-wrapped at 2^32 elements of 8 bytes faults there instead of landing in the worker's own heap. What
-lies between them is a memfd. The launch sees it through that mapping, read-only unless it may write
-there; the harness fills and compares it through another one, so that no protection ever changes
-and, once its pools exist, a case costs no system call that maps.
+Every region lies between reservations that no process may touch. What lies between them is a memfd.
+The launch sees it through that mapping, read-only unless it may write there; the harness fills and
+compares it through another one, so that no protection ever changes and, once its pools exist, a
+case costs no system call that maps.
 
 Regions above `SMALL_BYTES` are sparse: pages of a memfd that nobody touched do not exist, so that a
 buffer of a tebibyte costs a few system calls, and the kernel's own map of the file says which pages
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagefuzz.harness.memory.arena import (
+    GUARD_BYTES,
     SMALL_BYTES,
     Collected,
     DoesNotFitError,
@@ -41,7 +41,6 @@ from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
 from pagefuzz.oracles.observation import Around, Chunk
 
 PAGE_BYTES = mmap.PAGESIZE
-GUARD_BYTES = 34 * 2**30
 
 #: Sizes of pools: of the one in use mostly more than a quarter is filled; the last holds any.
 POOL_BYTES = (PAGE_BYTES, 4 * PAGE_BYTES, 16 * PAGE_BYTES, 2 * SMALL_BYTES)

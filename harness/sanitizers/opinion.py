@@ -53,9 +53,9 @@ class Opinion:
     others     faults beyond those
     notes      what hostile values do to a subject that promises no containment
     not_run    reasons, by number of cases
-    turned_down  cases that the launcher turned down or could not launch
+    turned_down  cases that the launcher turned down
     slowdown   time of a launch under the tool, as a multiple; None if it was not compared, as with
-               a kernel at fault
+               a kernel at fault, or where each launch had a kernel compiled
     """
 
     unit: Unit
@@ -183,6 +183,8 @@ class _UnderATool(_Watching):
             found.device = one.device
             if one.not_run:
                 found.count_not_run(one.message)
+            elif one.status == Status.LAUNCH_FAILED:
+                found.count_not_run(f"the launch failed: {one.message or 'for no reason'}")
             elif one.status not in (None, Status.OK):
                 found.turned_down += 1
         for identity, reports in by_identity(seen.reports).items():
@@ -244,13 +246,22 @@ class _UnderATool(_Watching):
 
     def _slowdown(self, seen: Watched) -> float | None:
         """Of the median launch; None where there is none to compare."""
-        numbers = [n for n, one in seen.launched.items() if one.status == Status.OK][:COMPARED]
-        plain = Watcher("", self._checker.assignment).watch({n: self._cases[n] for n in numbers})
-        compared = [n for n in numbers if n in plain.launched and plain.launched[n].seconds > 0]
+        numbers = [n for n, one in seen.launched.items() if _is_comparable(one)][:COMPARED]
+        if not numbers:
+            return None
+        # A kernel that launches share is compiled for the first of them, which is not compared.
+        first = [n for n, one in seen.launched.items() if one.compiled and one.status == Status.OK]
+        cases = {n: self._cases[n] for n in sorted({*numbers, *first})}
+        plain = Watcher("", self._checker.assignment).watch(cases)
+        compared = [n for n in numbers if n in plain.launched and _is_comparable(plain.launched[n])]
         if not compared:
             return None
         under = statistics.median(seen.launched[n].seconds for n in compared)
         return under / statistics.median(plain.launched[n].seconds for n in compared)
+
+
+def _is_comparable(launched: Launched) -> bool:
+    return launched.status == Status.OK and launched.seconds > 0 and not launched.compiled
 
 
 class _OnTheHost(_Watching):

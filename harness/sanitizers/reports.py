@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pagefuzz.harness.sources import source_path
 
@@ -58,10 +57,13 @@ class Report:
 
     @property
     def where(self) -> str:
-        """The line of source: of a function that was inlined that in a .cu, if there is one."""
+        """The line of source: of a function that was inlined that in a .cu, else in a kernel's
+        .py, if there is one."""
         places = [match for line in self.lines for match in _PLACE.finditer(line)]
-        best = next((m for m in places if m["file"].endswith(".cu")), places[0] if places else None)
-        return f"{source_path(Path(best['file']).name)}:{best['line']}" if best else ""
+        if not places:
+            return ""
+        best = min(places, key=_distance)  # the first of the nearest
+        return f"{source_path(best['file'])}:{best['line']}"
 
     @property
     def thread(self) -> str:
@@ -85,6 +87,14 @@ class Report:
     def identity(self) -> tuple[str, str]:
         """What makes two reports of one subject the same fault."""
         return self.kind, self.where
+
+
+def _distance(place: re.Match[str]) -> int:
+    """Of a place from the kernel itself: Triton's own functions are in .py files too."""
+    if place["file"].endswith(".cu"):
+        return 0
+    is_kernel = place["file"].endswith(".py") and source_path(place["file"]) != place["file"]
+    return 1 if is_kernel else 2
 
 
 @dataclass(frozen=True)

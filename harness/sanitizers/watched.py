@@ -75,6 +75,7 @@ class Launched:
     message  its sentence, why nothing was launched, or how the device broke
     not_run  whether nothing was launched
     seconds  of the launch, waiting for it included
+    compiled  whether it had to compile a kernel, or to look one up in files: that is in `seconds`
     buffers  name -> (address of the base, bytes from there), as far as they have memory
     device   name of what it ran on
     """
@@ -85,6 +86,7 @@ class Launched:
     message: str = ""
     not_run: bool = False
     seconds: float = 0.0
+    compiled: bool = False
     buffers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -151,6 +153,11 @@ def _sing(job: Job) -> None:
 
 def _launch_all(job: Job, assignment: Assignment) -> None:
     operation = registry.operation(assignment.operation)
+    if "triton" in assignment.flags and assignment.backend != "cuda":
+        raise CannotCheckError(
+            f"{assignment.operation} would be launched by Triton's interpreter: there is no kernel "
+            "that a tool could watch"
+        )
     memory: _Memory = HostArena()
     device = "host"
     if assignment.backend == "cuda":
@@ -159,6 +166,8 @@ def _launch_all(job: Job, assignment: Assignment) -> None:
         device = driver.properties().name
         memory = PlainArena(driver, readable_only=job.tool == "initcheck")
     subject, _ = loaded(assignment)
+    if ("cuda" in subject.flags) != (assignment.backend == "cuda"):
+        raise CannotCheckError(f"{assignment.object_path} was not built for {device}")
     with open(job.results, "a", encoding="utf-8") as results:
         for number, data in job.cases.items():
             launched = _launch(number, Case.from_json(data), operation, subject, memory, device)
@@ -194,6 +203,7 @@ def _launch(
         if addresses[name] and not buffer.host and buffer.placement.over is None
     }
     memory.synchronise()
+    known = len(subject.compilations())
     _mark("begin", number)
     began = time.perf_counter()
     try:
@@ -204,7 +214,15 @@ def _launch(
         return Launched(number, device, message=f"{error.name}: {error}", buffers=buffers)
     seconds = time.perf_counter() - began
     _mark("end", number)
-    return Launched(number, device, int(status), message, seconds=seconds, buffers=buffers)
+    return Launched(
+        number,
+        device,
+        int(status),
+        message,
+        seconds=seconds,
+        compiled=len(subject.compilations()) > known,
+        buffers=buffers,
+    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,11 @@ from pagefuzz.oracles.case import Case
 #: A process under a tool may take so long to start, and this much more for each case.
 START_TIMEOUT_S = 300.0
 CASE_TIMEOUT_S = 10.0
+
+#: A process under a tool may print so much, reports and all: it is read into memory.
+MOST_PRINTED_BYTES = 2**30
+
+_LOOK_EVERY_S = 0.1
 
 CANARIES = Path(pagefuzz.kernels.__file__).parent / "sanitizers" / "canaries.cu"
 
@@ -162,7 +168,7 @@ def run(job: Job, folder: Path, timeout_s: float) -> Output:
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
     """Exit code, None if it had to be ended, and output of a process in a group of its own, which
-    ends with this call."""
+    ends with this call. Raises `CannotCheckError` if it does not run, or prints without end."""
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -178,8 +184,15 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
             raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
         code: int | None = None
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout_s)
+            deadline = time.monotonic() + timeout_s
+            while code is None and (left_s := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(min(left_s, _LOOK_EVERY_S))
+                if os.fstat(output.fileno()).st_size > MOST_PRINTED_BYTES:
+                    raise CannotCheckError(
+                        f"{command[0]} and what it watched printed more than "
+                        f"{MOST_PRINTED_BYTES / 2**20:,.0f} MiB"
+                    )
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

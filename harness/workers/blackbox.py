@@ -18,7 +18,7 @@ from enum import IntEnum
 import cffi
 import numpy as np
 
-from pagefuzz.harness.memory.host import GUARD_BYTES
+from pagefuzz.harness.memory.arena import GUARD_BYTES
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.layout import Plan
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.use import MemoryUse
@@ -24,6 +24,7 @@ from pagefuzz.harness.sources import line_of
 from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
 from pagefuzz.harness.workers.journal import Journal, Recorded
 from pagefuzz.harness.workers.oom import oom_kills
+from pagefuzz.harness.workers.output import OutputFile
 from pagefuzz.harness.workers.protocol import Message, ProtocolError, receive, send
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.judgements.hang import HANG
@@ -41,6 +42,9 @@ _SHOWN_LINES = 12
 _PATIENCE = 10
 
 _LOOK_EVERY_S = 0.5
+
+#: What a process prints is looked at so often: a gigabyte a second is 20 MB in between.
+_BOUND_EVERY_S = 0.02
 
 _UNKNOWN_END = "unknown end"
 
@@ -68,7 +72,7 @@ class ForkServer:
         self._ended: dict[int, int] = {}
         self._channel, theirs = socket.socketpair()
         command = [sys.executable, "-m", "pagefuzz.harness.workers.server", str(theirs.fileno())]
-        with _OutputFile() as output:
+        with OutputFile() as output:
             self._process = subprocess.Popen(
                 [*command, *preload],
                 # One thread: a fork of a process with more is asking for a deadlock. And the
@@ -177,34 +181,6 @@ def close_servers() -> None:
                 server.close()
 
 
-class _OutputFile:
-    """Anonymous memory that catches what a process prints."""
-
-    def __init__(self) -> None:
-        import fcntl
-
-        self.descriptor = os.memfd_create("pagefuzz-output", os.MFD_CLOEXEC)
-        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_APPEND)
-
-    def text(self) -> str:
-        """The last 64 KiB."""
-        size_bytes = os.fstat(self.descriptor).st_size
-        data = os.pread(self.descriptor, 2**16, max(0, size_bytes - 2**16))
-        return data.decode("utf-8", "replace")
-
-    def clear(self) -> None:
-        os.ftruncate(self.descriptor, 0)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 @dataclass
 class _Running:
     """A worker process that answers.
@@ -215,7 +191,7 @@ class _Running:
 
     pid: int
     channel: socket.socket
-    output: _OutputFile
+    output: OutputFile
     box: BlackBox
     server: ForkServer
     oom_kills: int | None
@@ -225,7 +201,7 @@ class _Running:
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
         """Raises `CannotCheckError` if the server is gone."""
         channel, theirs = socket.socketpair()
-        output = _OutputFile()
+        output = OutputFile()
         box_file = BlackBox.create()
         running = cls(0, channel, output, BlackBox(box_file), server, oom_kills())
         try:
@@ -245,7 +221,18 @@ class _Running:
         """Whether it says something or ends within that time. What it has started may hold its
         channel open, which is then no sign of life."""
         files = [self.channel.fileno(), *([self.end_file] if self.end_file >= 0 else [])]
-        return bool(select.select(files, [], [], timeout_s)[0])
+        return self._wait(files, timeout_s)
+
+    def _wait(self, files: Sequence[int], timeout_s: float) -> bool:
+        """Whether one of the files is readable within that time. Meanwhile it may print."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            if select.select(files, [], [], min(left_s, _BOUND_EVERY_S))[0]:
+                return True
+            self.output.bound()
+            if not left_s:
+                return False
 
     def said(self, timeout_s: float) -> Message | None:
         """What it says, once `wait` has returned; None if it has ended. Raises `TimeoutError`."""
@@ -257,7 +244,8 @@ class _Running:
         """Waits until it has ended, which losing its channel makes it do; kills it if that takes
         long. Its wait status, if the server lives to tell."""
         self.channel.close()
-        status = self.server.end_status(self.pid)
+        has_ended = self.end_file < 0 or self._wait([self.end_file], _REAP_TIMEOUT_S)
+        status = self.server.end_status(self.pid) if has_ended else None
         if status is None:
             self.server.kill(self.pid)
             status = self.server.end_status(self.pid)

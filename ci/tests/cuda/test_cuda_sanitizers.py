@@ -16,6 +16,9 @@ pytestmark = pytest.mark.cuda
 OPERATION = "cp_gather_cache"
 NAME = "table-width-unguarded"
 
+TRITON = "cp_gather_indexer_k_quant_cache_hinted"
+PAST_HINTS = "triton-read-past-hints"
+
 
 def test_it_is_here():
     """Without it the other tests of this file say nothing."""
@@ -59,3 +62,31 @@ def test_a_sound_kernel_is_clean(tool):
     assert found.launches >= 20
     assert found.device != "host"
     assert found.slowdown is not None
+
+
+def test_memcheck_reports_what_a_triton_kernel_reads_and_throws_away():
+    """A read past the hints, with buffer, side and the kernel's own line; the form without it is
+    silent on the same case."""
+    case = case_of(PAST_HINTS)
+    unit = Unit(TRITON, twin(PAST_HINTS), hostile=True)
+    found = opinion("memcheck", unit, [case], backend="cuda", build="release")
+    (finding,) = found.findings
+    assert finding.failure.title.startswith("Invalid __global__ read")
+    assert finding.failure.title.endswith("past token_to_seq")
+    assert finding.failure.details["where"].startswith(f"kernels/triton/{TRITON}.py:")
+    assert found.launches == 1
+    sound = Unit(TRITON, "bundled:triton", hostile=True)
+    found = opinion("memcheck", sound, [case], backend="cuda", build="release")
+    assert [finding.text() for finding in found.findings] == []
+    assert found.launches == 1
+
+
+@pytest.mark.parametrize("tool", COMPUTE)
+def test_a_sound_triton_kernel_is_clean(tool):
+    """Each case is launched on the GPU, none by the interpreter: in contract and hostile."""
+    unit = Unit(TRITON, "bundled:triton", hostile=True)
+    found = opinion(tool, unit, cases_of(unit, 10, 0), backend="cuda", build="release")
+    assert [finding.text() for finding in found.findings] == []
+    assert [reason for reason in found.not_run if "the launch failed" in reason] == []
+    assert found.launches >= 10
+    assert found.device != "host"

@@ -49,6 +49,14 @@ static int64_t overflow(int64_t depth) {
   return overflow(depth + 1) + frame[(depth + 1) % 512];
 }
 
+/* Lines of 64 bytes, 64 KiB at a time. */
+static void print_noise(int count) {
+  char noise[1 << 16];
+  for (size_t at = 0; at < sizeof noise; ++at) noise[at] = at % 64 == 63 ? '\n' : 'x';
+  while (count--)
+    if (write(1, noise, sizeof noise) < 0) abort();
+}
+
 int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *message) {
   message->text[0] = 0;
   switch (args->num_pages) {
@@ -89,6 +97,18 @@ int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *mes
     case 121: raise(SIGFPE); break;
     case 122: raise(SIGTERM); break;
     case 123: usleep(20000000); break;
+    case 124: for (;;) print_noise(1);
+    case 125:
+      fprintf(stderr, "first line\n==1==ERROR: AddressSanitizer: made-up on address 0x1\n");
+      print_noise(1 << 10); /* 64 MiB */
+      fprintf(stderr, "the last words\n");
+      raise(SIGBUS);
+      break;
+    case 126:
+      print_noise(1 << 14); /* a gibibyte */
+      fprintf(stderr, "the last words\n");
+      raise(SIGBUS);
+      break;
   }
   return PF_OK;
 }

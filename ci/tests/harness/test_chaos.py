@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ci.chaos import Supervisor, drawn
+from ci.chaos import Lanes, Supervisor, drawn
 from ci.chaos_lane import CLEAN, DEATH, HARMLESS, KINDS, LANE_KILLED, NOT_RUN, ON_HOST
+
+from pagefuzz.harness.errors import CannotCheckError
 
 SCRIPT = Path(__file__).parents[2] / "chaos.py"
 
@@ -39,6 +45,96 @@ def test_no_case_is_lost(injections: int, tmp_path: Path) -> None:
     assert passed == {HARMLESS, *(kind for kind in KINDS if KINDS[kind].want == CLEAN)}
     assert report["restarts"] >= injections // 4
     assert report["restart_median_s"] <= 0.05
+
+
+def test_lanes_side_by_side_lose_no_case(tmp_path: Path) -> None:
+    """Each has a share of the cases; together they have answered all."""
+    path = tmp_path / "chaos.json"
+    done = chaos("--injections", "30", "--jobs", "2", "--report", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(path.read_text())
+    assert (report["answered"], report["cases"], report["wrong"]) == (60, 60, [])
+    assert report["lanes"] >= report["jobs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "jobs"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)], ids=["SIGTERM", "SIGINT"]
+)
+def test_an_interrupted_run_keeps_what_it_has(
+    number: signal.Signals, jobs: int, tmp_path: Path
+) -> None:
+    """A report of what was answered, and exit 2."""
+    path = tmp_path / "chaos.json"
+    command = [sys.executable, str(SCRIPT), "--jobs", str(jobs), "--report", str(path)]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        deadline = time.monotonic() + 120
+        while answered_in(tmp_path) < 10:
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        run.send_signal(number)
+        printed, said = run.communicate(timeout=60)
+    assert run.returncode == 2, printed + said
+    report = json.loads(path.read_text())
+    assert report["wrong"] == []
+    assert 10 <= report["answered"] < report["cases"] == 2000
+    problem = f"interrupted: {report['answered']:,} of 2,000 cases were answered"
+    assert report["problems"] == [problem]
+    assert said == f"chaos: {problem}\n"
+    assert f"{HARMLESS} " in printed
+    assert not list(tmp_path.glob("pagefuzz-chaos-*"))
+
+
+def answered_in(folder: Path) -> int:
+    """How many cases the ledgers below a folder have."""
+    return sum(len(path.read_bytes().splitlines()) for path in folder.rglob("ledger-*.jsonl"))
+
+
+def test_what_is_wrong_counts_when_it_is_interrupted(tmp_path: Path) -> None:
+    """Only what was not answered, and the case that was running, are excused."""
+    stop = threading.Event()
+    stop.set()
+    supervisor: Any = Supervisor("host", tmp_path, 0.5, stop)
+    supervisor.kinds = {1: HARMLESS, 2: "SIGSEGV", 3: "SIGSEGV", 4: HARMLESS}
+    supervisor.answers = [answer(1, CLEAN), answer(2, DEATH, 1)]
+    supervisor._unfinished = 3
+    (tmp_path / "failing.jsonl").write_text(case_line(2) + case_line(3))
+    supervisor.examine()
+    assert supervisor.wrong == []
+    supervisor.answers[0].update(became=NOT_RUN)
+    (tmp_path / "failing.jsonl").write_text(case_line(3) + case_line(4))
+    supervisor.examine()
+    assert [said.split(":")[0] for said in supervisor.wrong] == [
+        "case 1 (harmless)",
+        "case 2 failed and is in no journal",
+        "case 4 is in a journal for nothing",
+    ]
+
+
+def test_a_lane_that_dies_by_itself_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is a problem; what was answered stays."""
+
+    def run(supervisor: Any, cases: list[tuple[int, str]]) -> None:
+        supervisor.kinds = dict(cases)
+        if 1 in supervisor.kinds:
+            supervisor.answers.append(answer(1, CLEAN))
+            raise CannotCheckError("a lane died by itself")
+        assert supervisor._stop.wait(30)
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    lanes = Lanes("host", tmp_path, 0.5, 2)
+    lanes.run([(number, HARMLESS) for number in range(1, 7)])
+    assert lanes.problems == ["a lane died by itself"]
+    assert [one["number"] for one in lanes.answers] == [1]
+    assert lanes.wrong == []
 
 
 def test_kinds_are_drawn_evenly() -> None:
@@ -112,6 +208,7 @@ def test_processes_and_files_that_are_left_are_seen(tmp_path: Path) -> None:
     [
         (["--kind", "nothing"], "no kind 'nothing' on host; there is SIGSEGV, "),
         (["--injections", "0"], "there must be at least one injection"),
+        (["--jobs", "0"], "there must be at least one job"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(arguments: list[str], said: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from ci.tests.harness.fake_driver import FakeDriver, can_read, can_write
 
 from pagefuzz.harness.memory.arena import (
+    GUARD_BYTES,
     RED_ZONE_BYTES,
     SMALL_BYTES,
     DeviceFaultError,
@@ -22,7 +23,6 @@ from pagefuzz.harness.memory.arena import (
 from pagefuzz.harness.memory.cuda import SCAN_CHUNK_BYTES, WHOLE_BYTES, CudaArena
 from pagefuzz.harness.memory.device_memory import KEPT_BYTES
 from pagefuzz.harness.memory.driver import GRANULE_BYTES
-from pagefuzz.harness.memory.host import GUARD_BYTES
 from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation, Footprint

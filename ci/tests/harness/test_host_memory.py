@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from pagefuzz.harness.memory.arena import (
+    GUARD_BYTES,
     RED_ZONE_BYTES,
     SMALL_BYTES,
     DoesNotFitError,
     PoolRegion,
 )
-from pagefuzz.harness.memory.host import GUARD_BYTES, PAGE_BYTES, POOL_BYTES, HostArena
+from pagefuzz.harness.memory.host import PAGE_BYTES, POOL_BYTES, HostArena
 from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation, Footprint

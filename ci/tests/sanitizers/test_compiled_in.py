@@ -114,6 +114,26 @@ def test_what_cannot_be_done_is_said(cli, arguments, sentence):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("tool", ["asan", "ubsan"])
+@pytest.mark.parametrize("subject", [(), ("--subject", "bundled:triton")])
+def test_a_triton_case_is_refused_by_name(cli, tmp_path, tool, subject):
+    """Of `replay` too, asked for or because its operation has nothing else."""
+    case = planted_case(tmp_path, "triton-read-past-hints")
+    done = cli("replay", case, "--sanitizer", tool, *subject)
+    assert done.returncode == 2, said(done)
+    assert f"hinted/bundled:triton is a Triton kernel, which {tool} cannot watch" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("given", [("--hang-after", "3s"), ("--no-isolate",)])
+def test_replay_refuses_what_a_sanitizer_would_not_heed(cli, tmp_path, given):
+    """As `fuzz` does."""
+    case = planted_case(tmp_path, "table-width-unguarded")
+    done = cli("replay", case, "--sanitizer", "asan", *given)
+    assert done.returncode == 2, said(done)
+    assert f"asan has a process of its own: leave {given[0]} out" in done.stderr
+
+
 def test_an_unknown_sanitizer_is_refused(cli):
     """As any other choice."""
     done = cli("fuzz", "--sanitizer", "valgrind")

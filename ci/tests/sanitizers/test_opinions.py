@@ -169,6 +169,21 @@ def test_a_launch_that_breaks_the_device_ends_its_process_only(monkeypatch):
     assert (report.case, report.kind) == (1, "the device reports launch failure")
 
 
+def test_printing_without_end_is_no_opinion(monkeypatch):
+    """The process is ended long before its time is up: what it prints would fill the memory."""
+    monkeypatch.setattr(watching, "MOST_PRINTED_BYTES", 2**20)
+    with pytest.raises(CannotCheckError, match="yes and what it watched printed more than 1 MiB"):
+        watching._run(["yes"], 600.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "timeout_s", "code"), [("echo x; exit 3", 60.0, 3), ("echo x; sleep 60", 0.5, None)]
+)
+def test_a_process_has_a_code_or_had_to_be_ended(program, timeout_s, code):
+    """With what it printed until then."""
+    assert watching._run(["sh", "-c", program], timeout_s) == (code, "x\n")
+
+
 def test_a_hang_names_its_case(fake_sanitizer, monkeypatch):
     """What had begun and not ended when time was up."""
     fake_sanitizer(FAULTY)
