@@ -22,6 +22,7 @@ from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, FixedBytes, Injection
 from pagefuzz.harness.sources import line_of
 from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
+from pagefuzz.harness.workers.ends import UNKNOWN_END, in_a_line, last_words, name_of_end
 from pagefuzz.harness.workers.journal import Journal, Recorded
 from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.harness.workers.output import OutputFile
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 120.0
 _REAP_TIMEOUT_S = 30.0
-_SHOWN_LINES = 12
 
 #: How much longer than a launch everything else may take: planning, filling, comparing.
 _PATIENCE = 10
@@ -46,10 +46,8 @@ _LOOK_EVERY_S = 0.5
 #: What a process prints is looked at so often: a gigabyte a second is 20 MB in between.
 _BOUND_EVERY_S = 0.02
 
-_UNKNOWN_END = "unknown end"
-
 #: Ends that come from outside of a worker.
-_BY_OTHERS = ("SIGKILL", _UNKNOWN_END)
+_BY_OTHERS = ("SIGKILL", UNKNOWN_END)
 
 
 class Assigned(Protocol):
@@ -134,7 +132,8 @@ class ForkServer:
             send(self._channel, {"kill": pid})
 
     def _receive(self, timeout_s: float) -> Message:
-        message = receive(self._channel, timeout_s)
+        is_closed = self._channel.fileno() < 0  # another took its place
+        message = None if is_closed else receive(self._channel, timeout_s)
         if message is None:
             raise CannotCheckError("the fork server ended unexpectedly")
         if "ended" in message:
@@ -234,6 +233,10 @@ class _Running:
             if not left_s:
                 return False
 
+    @property
+    def has_ended(self) -> bool:
+        return self.end_file < 0 or bool(select.select([self.end_file], [], [], 0)[0])
+
     def said(self, timeout_s: float) -> Message | None:
         """What it says, once `wait` has returned; None if it has ended. Raises `TimeoutError`."""
         if not select.select([self.channel], [], [], 0)[0]:
@@ -261,6 +264,11 @@ class _Running:
                 with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
                     if os.path.samestat(os.stat(f"/proc/{process}/fd/{file}"), own):
                         os.kill(int(process), signal.SIGKILL)
+
+    def dismiss(self) -> None:
+        """Ends it in order."""
+        self.end()
+        self.close()
 
     def close(self) -> None:
         if self.end_file >= 0:
@@ -290,6 +298,7 @@ class Worker:
         self._assignment, self._timeout_s = assignment, timeout_s
         self._environment, self._journal = dict(environment or {}), journal
         self._running: _Running | None = None
+        self._spare: _Running | None = None
         self.deaths = 0
         self.device = ""
         self.memory = MemoryUse()
@@ -302,24 +311,45 @@ class Worker:
         """Starts a process if none is there. Raises `CannotCheckError`."""
         if self._running is not None:
             return
-        server = shared_server(self._environment)
-        running = _Running.fork(server, self._assignment)
-        self._running = running
-        message = None
-        try:
-            if running.wait(START_TIMEOUT_S):
-                message = running.said(START_TIMEOUT_S)
-            else:
-                server.kill(running.pid)
-        except TimeoutError:
-            server.kill(running.pid)
+        message = self._greet_spare()
+        if message is None:
+            self._running = _Running.fork(shared_server(self._environment), self._assignment)
+            message = self._greeting(self._running)
         if message is None:
             death = self._bury("start")
-            raise CannotCheckError(f"a worker died while it loaded its subject: {_said(death)}")
+            raise CannotCheckError(f"a worker died while it loaded its subject: {in_a_line(death)}")
         if "cannot_check" in message:
             self._close_running()
             raise CannotCheckError(message["cannot_check"])
         self.device = message["ready"]
+        if self.deaths:
+            # Where one has died others will: the next one gets ready, on a GPU for a third of a
+            # second, while this one works.
+            with contextlib.suppress(CannotCheckError, OSError):  # that costs time only
+                self._spare = _Running.fork(shared_server(self._environment), self._assignment)
+
+    def _greeting(self, running: _Running) -> Message | None:
+        """What a process says once it has started; None if it has ended instead."""
+        try:
+            if running.wait(START_TIMEOUT_S):
+                return running.said(START_TIMEOUT_S)
+        except TimeoutError:
+            pass
+        running.server.kill(running.pid)
+        return None
+
+    def _greet_spare(self) -> Message | None:
+        """Lets the spare process take over; None if there is none, or none any more."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        message = None if spare.has_ended else self._greeting(spare)
+        if message is None or "cannot_check" in message:
+            # Somebody ended it while it waited, or it had no room beside the other.
+            spare.dismiss()
+            return None
+        self._running, spare.oom_kills = spare, oom_kills()
+        return message
 
     def run(
         self,
@@ -344,13 +374,16 @@ class Worker:
             if not isinstance(answer, _Doubtful):
                 return answer
             doubtful = answer
+            self._close_spare()  # what ended the one may have ended it too, or be about to
         assert doubtful is not None
         if doubtful.launching:
             return doubtful.death  # again: a launch that takes all memory ends like that
         if doubtful.short_of_memory:
             reason = "the kernel ended its worker, twice, being short of memory"
             return Answer(Verdict(Outcome.NOT_RUN, None, not_run=reason))
-        raise CannotCheckError(f"a worker died twice, not of the launch: {_said(doubtful.death)}")
+        raise CannotCheckError(
+            f"a worker died twice, not of the launch: {in_a_line(doubtful.death)}"
+        )
 
     def _ask(self, case: Recorded, message: Message) -> Answer | Death | _Doubtful:
         running = self._running
@@ -423,7 +456,7 @@ class Worker:
         assert running is not None
         self.deaths += 1
         status = running.end()
-        detail = _shown(running.output.text())
+        detail = last_words(running.output.text())
         short = _is_short_of_memory(running)
         fault = running.box.fault()
         self.memory = self.memory.most(running.box.memory())
@@ -433,7 +466,7 @@ class Worker:
             said = f"no answer for {self._timeout_s:g} s; the worker was killed"
             return Death(HANG, f"{said}\n{detail}" if detail else said)
         access = None if fault is None else self._access(fault)
-        how = _how(status, detail)
+        how = name_of_end(status, detail)
         if how == "SIGKILL":
             detail = f"{_KILLERS[short]}\n{detail}".strip()
         return Death(how, detail, access)
@@ -450,14 +483,19 @@ class Worker:
         self._close_running()
 
     def _close_running(self) -> None:
-        if self._running is not None:
-            self._running.end()
-            self._running.close()
-            self._running = None
+        running, self._running = self._running, None
+        if running is not None:
+            running.dismiss()
+
+    def _close_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.dismiss()
 
     def close(self) -> None:
         """Ends the process in order: it may write what it has gathered (coverage)."""
         self._close_running()
+        self._close_spare()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -485,35 +523,6 @@ def _is_short_of_memory(running: _Running) -> bool | None:
     """Whether the kernel has ended any process since this one began; None if it does not tell."""
     now = oom_kills()
     return None if now is None or running.oom_kills is None else now > running.oom_kills
-
-
-def _how(status: int | None, output: str) -> str:
-    """The short fixed name of an end."""
-    if "ERROR: AddressSanitizer: " in output:
-        return "AddressSanitizer " + output.split("ERROR: AddressSanitizer: ")[1].split()[0]
-    if status is None:
-        return _UNKNOWN_END
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return signal.Signals(number).name
-        except ValueError:
-            return f"signal {number}"
-    return f"exit status {os.WEXITSTATUS(status)}"
-
-
-def _shown(output: str) -> str:
-    """The lines of a dying process's output that say why: the first of a sanitizer's report, the
-    last of anything else."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    for index, line in enumerate(lines):
-        if "ERROR: AddressSanitizer" in line:
-            return "\n".join(lines[index : index + _SHOWN_LINES])
-    return "\n".join(lines[-_SHOWN_LINES:])
-
-
-def _said(death: Death) -> str:
-    return " ".join(f"{death.how} {death.detail}".split())
 
 
 def worker_for(

@@ -28,11 +28,12 @@ from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import (
     ForkServer,
     Worker,
+    _Running,
     close_servers,
     shared_server,
 )
 from pagefuzz.harness.workers.journal import Journal, last_entry, left_behind, new_path
-from pagefuzz.harness.workers.protocol import send
+from pagefuzz.harness.workers.protocol import Message, send
 from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
@@ -140,16 +141,76 @@ def test_a_subject_that_closes_our_files_is_a_death(worker: Worker) -> None:
 
 def test_two_hundred_deaths_in_a_row(worker: Worker) -> None:
     """Every death is answered, and leaves no descriptor and no zombie."""
+    worker.run(case_of(SEGFAULT))
     worker.run(case_of(HARMLESS))
     files = len(os.listdir("/proc/self/fd"))
     for index in range(200):
         death = worker.run(case_of((SEGFAULT, ABORT, EXIT_3)[index % 3]))
         assert isinstance(death, Death)
-    assert worker.deaths == 200
+    assert worker.deaths == 201
     assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
     assert len(os.listdir("/proc/self/fd")) <= files
     server = shared_server()
-    assert children(server.pid) == [worker.pid]
+    assert len(children(server.pid)) == 2  # the worker and its spare
+    assert worker.pid in children(server.pid)
+    worker.close()
+    wait_until_none_of(server)
+
+
+def wait_until_none_of(server: ForkServer) -> None:
+    """The server hears of ends a little later than whoever waits for them."""
+    deadline = time.monotonic() + 30
+    while children(server.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def spare_of(worker: Worker) -> int:
+    """The process that gets ready while another works."""
+    server = shared_server()
+    (spare,) = {*children(server.pid)} - {worker.pid}
+    return spare
+
+
+def test_a_worker_that_has_died_once_has_a_spare(worker: Worker) -> None:
+    """None before, which would be for nothing; then the spare takes over, and there is another."""
+    worker.run(case_of(HARMLESS))
+    assert children(shared_server().pid) == [worker.pid]
+    worker.run(case_of(SEGFAULT))
+    worker.run(case_of(HARMLESS))
+    spare = spare_of(worker)
+    assert isinstance(worker.run(case_of(SEGFAULT)), Death)
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.pid == spare
+    assert spare_of(worker) != spare
+    worker.restart()
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.deaths == 2
+
+
+@pytest.mark.parametrize("how", ["ended", "has no room"])
+def test_a_spare_that_is_of_no_use_is_no_death(
+    worker: Worker, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing counts against a case, or against the worker, because of a process in reserve."""
+    worker.run(case_of(SEGFAULT))
+    worker.run(case_of(HARMLESS))
+    spare = spare_of(worker)
+    if how == "ended":
+        os.kill(spare, signal.SIGKILL)
+    else:
+        said = _Running.said
+
+        def no_room(running: _Running, timeout_s: float) -> Message | None:
+            message = said(running, timeout_s)
+            return {"cannot_check": "no memory"} if running.pid == spare else message
+
+        monkeypatch.setattr(_Running, "said", no_room)
+    assert isinstance(worker.run(case_of(SEGFAULT)), Death)
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.pid != spare
+    assert worker.deaths == 2
+    wait_until_gone(spare)
 
 
 def test_a_stray_write_reaches_the_verdict(worker: Worker) -> None:

@@ -1,0 +1,41 @@
+"""How processes end, in words."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from pagefuzz.oracles.observation import Death
+
+UNKNOWN_END = "unknown end"
+
+_SHOWN_LINES = 12
+
+
+def name_of_end(status: int | None, output: str) -> str:
+    """The short fixed name of an end."""
+    if "ERROR: AddressSanitizer: " in output:
+        return "AddressSanitizer " + output.split("ERROR: AddressSanitizer: ")[1].split()[0]
+    if status is None:
+        return UNKNOWN_END
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    return f"exit status {os.WEXITSTATUS(status)}"
+
+
+def last_words(output: str) -> str:
+    """The lines of a dying process's output that say why: the first of a sanitizer's report, the
+    last of anything else."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    for index, line in enumerate(lines):
+        if "ERROR: AddressSanitizer" in line:
+            return "\n".join(lines[index : index + _SHOWN_LINES])
+    return "\n".join(lines[-_SHOWN_LINES:])
+
+
+def in_a_line(death: Death) -> str:
+    return " ".join(f"{death.how} {death.detail}".split())
