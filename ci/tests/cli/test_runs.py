@@ -83,6 +83,14 @@ def test_clean_run(cli, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_clean_run_of_a_ubsan_build(cli):
+    """UBSan looked at launches and said nothing: a pass."""
+    one = ("--subject", "bundled:page", "--build", "ubsan")
+    done = cli("fuzz", *HOST, *GATE, *one, "--cases", "20")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^UBSan +[1-9]", done.stdout, re.M)
+
+
 def test_the_same_cases_again(cli, tmp_path):
     """Two runs of a profile with a fixed seed examine the same, to the byte."""
     for name in ("one", "two"):
