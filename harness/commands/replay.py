@@ -46,12 +46,13 @@ def _replay_on(
     options: argparse.Namespace,
 ) -> int:
     path: Path = options.case
+    hang_after_s = options.hang_after or (finding.hang_after_s if finding else None)
     with Checker(
         case.operation,
         subject,
         device,
         build,
-        timeout_s=options.hang_after or TIMEOUT_S,
+        timeout_s=hang_after_s or TIMEOUT_S,
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:
@@ -84,6 +85,7 @@ def _replay_on(
             build=checker.build,
             case=case,
             verdict=verdict,
+            hang_after_s=hang_after_s,
         )
         print(now.text(shutil.get_terminal_size().columns, path if finding else None))
         if finding is not None and now.identity != finding.identity:

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from ci.tests.processes import children, wait_until_gone
 
-from pagefuzz.harness.findings import load_finding
+from pagefuzz.harness.findings import Finding, assert_fixed, load_finding
 from pagefuzz.harness.reporters.summary import Summary
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
 
 HOST = ("--device", "host", "--op", "cp_gather_cache")
 GATE = ("--profile", "gate")  # the same cases whatever ran before
@@ -358,3 +360,29 @@ def test_a_hang_is_replayed_with_the_patience_it_was_found_with(cli, tmp_path):
     assert done.stdout.startswith("HANG  the launch does not end")
     assert "no answer for 2 s" in done.stdout
     assert time.monotonic() - began < 50
+
+
+def test_a_finding_is_waited_for_as_long_as_it_says(cli, tmp_path):
+    """Unless --hang-after is given: by replay, and by the test beside it."""
+    found = Finding(
+        operation="cp_gather_cache",
+        subject=f"twin:{TWINS / 'hang-on-padding.toml'}",
+        backend="host",
+        device="host",
+        build="checked",
+        case=Case.from_json(json.loads((TWINS / "hang-on-padding.json").read_text())["case"]),
+        verdict=Verdict(
+            Outcome.FAILED,
+            CaseClass.HOSTILE,
+            (Failure("hang", "the launch does not end", ("hang",)),),
+        ),
+        hang_after_s=2.0,
+    )
+    path = found.save(tmp_path / "findings")
+    for given, waited in (([], "2 s"), (["--hang-after", "1s"], "1 s")):
+        done = cli("replay", str(path), *given)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert f"no answer for {waited}" in done.stdout
+        assert f".json --hang-after {waited.replace(' ', '')}\n" in done.stdout
+    with pytest.raises(AssertionError, match="no answer for 2 s"):
+        assert_fixed(path)
