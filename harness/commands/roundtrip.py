@@ -12,6 +12,7 @@ from pathlib import Path
 from pagefuzz.harness import subjects
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
+from pagefuzz.harness.reporters.figures import shown_subjects
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles.composition import MOVER
@@ -79,19 +80,31 @@ def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
     trips = count_text(seen.trips, "round trip")
-    what = f"  {unit.subjects}: {trips}, {seen.checked:,} bytes compared"
+    what = f"{trips}, {seen.checked:,} bytes compared"
     for reason, times in seen.not_run.items():
         print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
     if seen.finding is not None:
         path = seen.finding.save((options.report or Path()) / "findings")
-        print(f"{what}, do not agree", flush=True)
+        _say(unit, f"{what}, do not agree")
         print(f"\n{seen.finding.text(shutil.get_terminal_size().columns, path)}\n", flush=True)
         return 1
     if not seen.checked:
         print(f"pagefuzz: {unit}: no row was compared, which is no pass", file=sys.stderr)
         return 2
-    print(f"{what}, agree", flush=True)
+    _say(unit, f"{what}, agree")
     return 0
+
+
+def _say(unit: _Unit, figures: str) -> None:
+    """One line, with paths in short if it is too wide, or two."""
+    width = shutil.get_terminal_size().columns
+    writer, reader = shown_subjects([unit.writer, unit.reader])
+    for subjects_text in (unit.subjects, f"{writer} -> {reader}"):
+        if len(line := f"  {subjects_text}: {figures}") <= width:
+            break
+    else:
+        line = f"  {writer} -> {reader}:\n    {figures}"
+    print(line, flush=True)
 
 
 def _again(options: argparse.Namespace) -> int:

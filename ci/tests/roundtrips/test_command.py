@@ -36,6 +36,9 @@ def test_a_finding_and_again(cli, capsys, tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     labels = re.findall(r"^(\w+)  +\S", done.stdout[done.stdout.index("ROUND") :], re.M)
     assert labels == ["case", "access", "means", "effect", "seen", "again"]
+    line = done.stdout.splitlines()[2:4]
+    assert line[0] == "  twin:.../mla-scale-upside-down.toml -> bundled:page:"
+    assert re.fullmatch(r"    \d+ round trips?, [\d,]+ .*, do not agree", line[1])
     title = f"ROUND TRIP  {MLA} and {COPY} do not compose"
     assert title in done.stdout
     assert "written by input token 0" in " ".join(done.stdout.split())
