@@ -286,7 +286,13 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     matrix.add_argument(
         "--kind", action="append", metavar="K", help='such as "read past"; default: all'
     )
-    matrix.add_argument("--report", type=Path, metavar="DIR", help="write matrix.json there")
+    matrix.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write matrix.json there, and findings/ with the cases of what is not as promised; "
+        "default: findings/ here",
+    )
     _add_gpu_memory(matrix)
 
 
