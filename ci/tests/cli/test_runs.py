@@ -57,6 +57,14 @@ def _summary(folder: Path) -> Summary:
     return Summary.from_json(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
 
+def _last_paragraph(text: str) -> str:
+    """On one line."""
+    lines = text.splitlines()
+    begin = max(i for i, line in enumerate(lines) if line.startswith("the finding "))
+    assert max(map(len, lines[begin:])) <= 80
+    return " ".join(lines[begin:])
+
+
 def test_clean_run(cli, tmp_path):
     """The sound subjects are clean; what each judgement examined and the rate are printed."""
     done = cli("fuzz", *HOST, *GATE, "--cases", "100", "--report", "out")
@@ -144,7 +152,30 @@ def test_a_finding_from_fuzz_to_replay(cli, tmp_path):
     assert again.stdout.startswith("BOUNDS  read past block_table")
     elsewhere = cli("replay", shown, "--subject", "bundled:page")
     assert elsewhere.returncode == 0
-    assert "does not reproduce" in elsewhere.stdout
+    where = re.escape(finding.failure.details["where"].split("  ")[0])
+    assert re.search(
+        rf"^the finding does not reproduce: expected BOUNDS read past block_table at {where} "
+        r"\([a-z ]+ case\); seen instead: the case passed$",
+        _last_paragraph(elsewhere.stdout),
+    )
+
+
+def test_a_finding_that_fails_in_another_way(cli, tmp_path):
+    """Exit 1, with what was expected and what was seen instead, in words."""
+    case = Case.from_json(json.loads((TWINS / "table-over-read.json").read_text())["case"])
+    hang = Failure("hang", "the launch does not end", ("hang",))
+    found = Finding(
+        *("cp_gather_cache", "bundled:page-as-merged", "host", "host", "checked", case),
+        Verdict(Outcome.FAILED, CaseClass.HOSTILE, (hang,)),
+    )
+    done = cli("replay", str(found.save(tmp_path / "findings")))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(
+        r"^the finding does not reproduce: expected HANG the launch does not end \(hostile case\); "
+        r"seen instead: BOUNDS .+ at kernels/\S+:\d+ \(hostile case\)$",
+        _last_paragraph(done.stdout),
+    )
+    assert "hang:hang" not in done.stdout
 
 
 def test_a_generated_test_fails_until_the_fault_is_fixed(cli, tmp_path):
