@@ -235,7 +235,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="S",
         help="subject of copy_blocks, which copies pages in between; default: the bundled one",
     )
-    _add_device(trip, default=None)
+    _add_device(trip, default=None, has_asan=False)
     bound = trip.add_mutually_exclusive_group()
     bound.add_argument(
         "--time",
@@ -296,7 +296,9 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_gpu_memory(matrix)
 
 
-def _add_device(command: argparse.ArgumentParser, *, default: str | None) -> None:
+def _add_device(
+    command: argparse.ArgumentParser, *, default: str | None, has_asan: bool = True
+) -> None:
     command.add_argument(
         "--device",
         choices=("auto", "host", "cuda"),
@@ -307,7 +309,8 @@ def _add_device(command: argparse.ArgumentParser, *, default: str | None) -> Non
     command.add_argument(
         "--build",
         metavar="FLAGS",
-        help="checked, release, ubsan, asan, coverage, or several, separated by commas; "
+        help=f"checked, release, ubsan, {'asan, ' if has_asan else ''}coverage, or several, "
+        "separated by commas; "
         + ("default: checked" if default else "default: the finding's, else checked"),
     )
 

@@ -54,6 +54,13 @@ def test_a_finding_and_again(cli, capsys, tmp_path):
     assert capsys.readouterr().out.endswith(agrees)
 
 
+def test_help_lists_what_is_taken(cli):
+    """There is no AddressSanitizer build of a round trip."""
+    said = " ".join(cli("roundtrip", "--help").stdout.split())
+    assert "--build FLAGS checked, release, ubsan, coverage, or several" in said
+    assert "ubsan, asan, coverage" in " ".join(cli("fuzz", "--help").stdout.split())
+
+
 def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):
     """Unknown pairs and subjects, malformed files, and nothing compared: exit 2, one sentence."""
     trip, bare, odd = (tmp_path / name for name in ("trip.json", "bare.json", "odd.json"))
