@@ -3,7 +3,7 @@ last line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.result import Result
@@ -14,7 +14,7 @@ from pagefuzz.harness.reporters.figures import amount, duration, plural, shown_s
 def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
     """`judgement_units`: what each judgement counts, by its name ("bytes")."""
     blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
-    blocks.append(_layer_table(result))
+    blocks.append(layer_table([unit.examined for unit in result.units.values()]))
     figures = [_throughput(result), *_memory(result), last_line(result)]
     blocks += [_not_run(result), _findings(result), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -110,11 +110,14 @@ def _checked_table(result: Result, judgement_units: Mapping[str, str], width: in
     return lines if names else []
 
 
-def _layer_table(result: Result) -> list[str]:
-    """What each detection layer in force examined, in all units together; narrower than 80."""
+def layer_table(units: Iterable[Mapping[str, tuple[int, int]]]) -> list[str]:
+    """What each detection layer in force examined, of all units together; narrower than 80.
+
+    units  of each: layer -> (launches, amount); (0, 0) of one that did nothing
+    """
     totals = Progress()
-    for unit in result.units.values():
-        totals.add_layers(unit.examined)
+    for unit in units:
+        totals.add_layers(unit)
     rows = []
     for name, layer in BY_NAME.items():
         if name in totals.layers:
