@@ -107,15 +107,15 @@ class Layer:
     def examined(self, run: Run, checked: Mapping[str, int]) -> tuple[int, int]:
         """(launches, amount) of one case. checked: what each judgement examined of it."""
         if self.amount is not None:
-            amounts = [self.amount(one) for one in self.launches(run) if _ran(one)]
+            amounts = [self.amount(one) for one in self.launches(run) if ran(one.status)]
             return sum(amount > 0 for amount in amounts), sum(amounts)
         amount = sum(checked.get(name, 0) for name in self.judgements)
         return (len(list(self.launches(run))) if amount else 0), amount
 
 
-def _ran(launch: Launch) -> bool:
+def ran(status: Status) -> bool:
     """Whether the kernel ran: one that was refused touched nothing for a layer to see."""
-    return launch.status in (Status.OK, Status.BARRIER_FAULT)
+    return status in (Status.OK, Status.BARRIER_FAULT)
 
 
 _BOTH = (HOST, CUDA)
