@@ -103,15 +103,23 @@ def test_accesses_are_forbidden_and_aligned() -> None:
 
 
 def test_a_layer_that_does_not_keep_its_promise_is_exit_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A guard that is said to see reads inside buffers: found out, with the case."""
     monkeypatch.setattr(injection.Layer, "promises", lambda *_: True)
+    monkeypatch.chdir(tmp_path)  # for the cases
     assert main(["matrix", "--device", "host", "--op", OPERATION]) == 1
     said = capsys.readouterr()
     assert "cells not as promised" in said.out
     assert "!" in said.out
-    assert "not as promised: Injection(buffer=" in said.err
+    found = re.search(
+        r"read inside dst, try 1: the layer guard promises to see it; seen: nothing; "
+        r"the case is in (\S+)$",
+        said.err,
+        re.M,
+    )
+    assert found, said.err
+    assert load_case(found[1]).operation == OPERATION
 
 
 def test_kinds_and_layers_are_named_once() -> None:
