@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pagefuzz import __version__
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.patience import is_patience
 from pagefuzz.harness.profiles import PROFILES
 from pagefuzz.harness.sanitizers.tools import TOOLS
 
@@ -61,10 +62,9 @@ def natural(text: str) -> int:
 
 
 def patience_s(text: str) -> float:
-    """As `duration_s`, 1 s to 24 h: sooner a busy machine looks like a hang, and the system cannot
-    wait for just any time."""
+    """As `duration_s`, within the limits of `patience`."""
     seconds = duration_s(text)
-    if not 1 <= seconds <= 24 * 3600:
+    if not is_patience(seconds):
         raise argparse.ArgumentTypeError(f"{text!r} must be a time from 1s to 24h")
     return seconds
 
@@ -152,7 +152,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     bound.add_argument(
         "--cases", type=positive, metavar="N", help="to draw a unit, in place of the profile's"
     )
-    _add_hang_after(fuzz)
+    _add_hang_after(fuzz, "60s")
     fuzz.add_argument(
         "--seed", type=seed, metavar="S", help="default: 0; nightly: a new one, printed"
     )
@@ -194,16 +194,16 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     replay.add_argument("--subject", metavar="S", help="default: the finding's")
     _add_device(replay, default=None)
     _add_sanitizer(replay, "show the case to a sanitizer; default: the finding's, else none")
-    _add_hang_after(replay)
+    _add_hang_after(replay, "the finding's, else 60s")
     _add_workers(replay)
 
 
-def _add_hang_after(command: argparse.ArgumentParser) -> None:
+def _add_hang_after(command: argparse.ArgumentParser, default: str) -> None:
     command.add_argument(
         "--hang-after",
         type=patience_s,
         metavar="T",
-        help="a launch that takes longer is a finding; 1s to 24h, default: 60s",
+        help=f"a launch that takes longer is a finding; 1s to 24h, default: {default}",
     )
 
 
@@ -235,7 +235,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="S",
         help="subject of copy_blocks, which copies pages in between; default: the bundled one",
     )
-    _add_device(trip, default=None)
+    _add_device(trip, default=None, has_asan=False)
     bound = trip.add_mutually_exclusive_group()
     bound.add_argument(
         "--time",
@@ -286,11 +286,19 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     matrix.add_argument(
         "--kind", action="append", metavar="K", help='such as "read past"; default: all'
     )
-    matrix.add_argument("--report", type=Path, metavar="DIR", help="write matrix.json there")
+    matrix.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write matrix.json there, and findings/ with the cases of what is not as promised; "
+        "default: findings/ here",
+    )
     _add_gpu_memory(matrix)
 
 
-def _add_device(command: argparse.ArgumentParser, *, default: str | None) -> None:
+def _add_device(
+    command: argparse.ArgumentParser, *, default: str | None, has_asan: bool = True
+) -> None:
     command.add_argument(
         "--device",
         choices=("auto", "host", "cuda"),
@@ -301,7 +309,8 @@ def _add_device(command: argparse.ArgumentParser, *, default: str | None) -> Non
     command.add_argument(
         "--build",
         metavar="FLAGS",
-        help="checked, release, ubsan, asan, coverage, or several, separated by commas; "
+        help=f"checked, release, ubsan, {'asan, ' if has_asan else ''}coverage, or several, "
+        "separated by commas; "
         + ("default: checked" if default else "default: the finding's, else checked"),
     )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.patience import LONGEST_S, SHORTEST_S, argument, is_patience
 from pagefuzz.harness.sanitizers.tools import COMPUTE
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
@@ -80,6 +81,7 @@ class Finding:
     device      in words ("host", "NVIDIA H200")
     minimised   False if time ran out before nothing smaller failed
     repeats     how many of `runs` further runs of the case failed in the same way
+    hang_after_s  after which a launch was a hang, if somebody asked for a time; else None
     """
 
     operation: str
@@ -93,6 +95,7 @@ class Finding:
     repeats: int = 0
     runs: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    hang_after_s: float | None = None
 
     @property
     def failure(self) -> Failure:
@@ -141,6 +144,7 @@ class Finding:
             "repeats": self.repeats,
             "runs": self.runs,
             "versions": dict(self.versions),
+            "hang_after_s": self.hang_after_s,
         }
 
     @classmethod
@@ -166,6 +170,7 @@ class Finding:
                 repeats=int(data["repeats"]),
                 runs=int(data["runs"]),
                 versions=dict(data["versions"]),
+                hang_after_s=_patience_s(data.get("hang_after_s")),
             )
             _ = finding.failure
         except KeyError as error:
@@ -190,7 +195,8 @@ class Finding:
         lines = report_lines(left, right, fields, width)
         if path is not None:
             shown = _shown(path)
-            lines.append(f"{'again':<{_LABEL_WIDTH}}pagefuzz replay {shown}")
+            waits = "" if self.hang_after_s is None else f" {argument(self.hang_after_s)}"
+            lines.append(f"{'again':<{_LABEL_WIDTH}}pagefuzz replay {shown}{waits}")
             lines.append(" " * _LABEL_WIDTH + f"pytest {shown.with_name(self._test_name(path))}")
         return "\n".join(line.rstrip() for line in lines)
 
@@ -289,12 +295,12 @@ def load_finding(path: Path) -> Finding:
 
 
 def assert_fixed(path: Path) -> None:
-    """Runs a finding's case again, on the device and build it was found with.
+    """Runs a finding's case again, on the device and build it was found with, and waits as long.
 
     Raises `AssertionError` with the report while the subject fails it, and `CannotCheckError` if
     it cannot be run here, which is not a pass.
     """
-    from pagefuzz.harness.check import Checker
+    from pagefuzz.harness.check import TIMEOUT_S, Checker
 
     finding = load_finding(path)
     if finding.sanitizer:
@@ -303,7 +309,13 @@ def assert_fixed(path: Path) -> None:
         if now := again(finding).findings:
             raise AssertionError(f"not fixed:\n{now[0].text(path=path)}")
         return
-    with Checker(finding.operation, finding.subject, finding.backend, finding.build) as checker:
+    with Checker(
+        finding.operation,
+        finding.subject,
+        finding.backend,
+        finding.build,
+        timeout_s=finding.hang_after_s or TIMEOUT_S,
+    ) as checker:
         verdict = checker.check(finding.case)
     if verdict.outcome is Outcome.NOT_RUN:
         raise CannotCheckError(f"{path}: the case was not run: {verdict.not_run}")
@@ -336,6 +348,18 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _patience_s(value: object) -> float | None:
+    """`Finding.hang_after_s` of a file, which from before there was such a field has none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_patience(value):
+        raise ValueError(
+            f"hang_after_s must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}, or null, "
+            f"got {value!r:.60}"
+        )
+    return float(value)
 
 
 def _what(failure: Failure, operation: str) -> str:

@@ -80,15 +80,29 @@ LAYERS = (
 )
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """A try that was not as promised.
+
+    number  of the try in its cell, from 1
+    seen    titles of what was reported; "nothing"
+    """
+
+    number: int
+    case: Case
+    injection: Injection
+    seen: str
+
+
 @dataclass
 class Cell:
-    """How often a layer saw a kind of access to a buffer, of how many tries; `wrong` says what
-    happened where that is not what it promises."""
+    """How often a layer saw a kind of access to a buffer, of how many tries; `wrong` are those
+    where that is not what it promises."""
 
     promised: bool
     seen: int = 0
     tries: int = 0
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
 
     @property
     def kept(self) -> bool:
@@ -196,13 +210,15 @@ def between_red_zones(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch with one wrong access, which `layer` must see or must not."""
+    """One launch with one wrong access, which `layer` must see or must not; number: of the try in
+    its cell, from 1."""
 
     layer: Layer
     kind: Kind
     case: Case
     injection: Injection
     promised: bool
+    number: int = 1
 
     @property
     def key(self) -> tuple[str, Kind, str]:
@@ -224,7 +240,7 @@ def trials(
     """
     one = registry.operation(operation)
     cases = suitable_cases(operation, tries)
-    found: list[tuple[int, Trial]] = []
+    found: list[Trial] = []
     missing = {buffer.name for buffer in one.buffers}
     for layer in layers:
         count: Counter[tuple[str, Kind, str]] = Counter()
@@ -241,13 +257,12 @@ def trials(
                     if kind in kinds and count[trial.key] < tries:
                         count[trial.key] += 1
                         if count[trial.key] > skip:
-                            found.append((count[trial.key], trial))
+                            found.append(replace(trial, number=count[trial.key]))
     if missing:
         raise CannotCheckError(
             f"{operation}: no case was drawn in which {', '.join(sorted(missing))} has memory"
         )
-    by_turn = sorted(found, key=lambda one: (layers.index(one[1].layer), one[0]))
-    return [trial for _, trial in by_turn]
+    return sorted(found, key=lambda trial: (layers.index(trial.layer), trial.number))
 
 
 def examine(
@@ -316,4 +331,4 @@ def _enter(cell: Cell, trial: Trial, verdict: Verdict) -> None:
     cell.seen += seen
     if seen is not cell.promised:
         said = ", ".join(failure.title for failure in verdict.failures) or "nothing"
-        cell.wrong.append(f"{trial.injection} in {trial.case.dumps()}: {said}")
+        cell.wrong.append(Wrong(trial.number, trial.case, trial.injection, said))

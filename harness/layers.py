@@ -65,6 +65,7 @@ class Layer:
     needs       the build flag that it takes; "": any build has it
     without     build flags of which it is not there
     judgements  whose counts are its own, together; it is in force where one of them is concerned
+    hears       in place of judgements: those that report what it sees, and count other work
     launches    those of a case that the judgements look at
     amount      in place of judgements: how much of a launch that ran it examined
     unit        of what it examines; "": launches, and nothing else. A layer whose work is counted
@@ -78,6 +79,7 @@ class Layer:
     needs: str = ""
     without: frozenset[str] = frozenset()
     judgements: tuple[str, ...] = ()
+    hears: tuple[str, ...] = ()
     launches: Callable[[Run], Iterable[Launch]] = _all
     amount: Callable[[Launch], int] | None = None
     unit: str = "bytes"
@@ -105,15 +107,15 @@ class Layer:
     def examined(self, run: Run, checked: Mapping[str, int]) -> tuple[int, int]:
         """(launches, amount) of one case. checked: what each judgement examined of it."""
         if self.amount is not None:
-            amounts = [self.amount(one) for one in self.launches(run) if _ran(one)]
+            amounts = [self.amount(one) for one in self.launches(run) if ran(one.status)]
             return sum(amount > 0 for amount in amounts), sum(amounts)
         amount = sum(checked.get(name, 0) for name in self.judgements)
         return (len(list(self.launches(run))) if amount else 0), amount
 
 
-def _ran(launch: Launch) -> bool:
+def ran(status: Status) -> bool:
     """Whether the kernel ran: one that was refused touched nothing for a layer to see."""
-    return launch.status in (Status.OK, Status.BARRIER_FAULT)
+    return status in (Status.OK, Status.BARRIER_FAULT)
 
 
 _BOTH = (HOST, CUDA)
@@ -232,6 +234,7 @@ LAYERS: tuple[Layer, ...] = (
         (HOST,),
         needs="ubsan",
         # It tells faults, not how many operations it looked at.
+        hears=("overflow",),
         amount=lambda launch: int(launch.record is not None),
         unit="",
     ),

@@ -6,11 +6,12 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky
+from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause, ordered, report_lines, write_whole
 from pagefuzz.harness.round_trips import RoundTripChecker
@@ -157,11 +158,13 @@ class Searched:
     trips    that were checked while nothing failed
     checked  bytes of rows that were compared
     not_run  reasons, by number of trips
+    totals   of those that were judged: cases, classes and what each detection layer examined
     """
 
     trips: int
     checked: int
     not_run: dict[str, int]
+    totals: Progress = field(default_factory=Progress)
     finding: RoundTripFinding | None = None
 
 
@@ -207,6 +210,8 @@ class Search:
         if self._smallest is None:
             self._result.trips += 1
             self._result.checked += verdict.checked.get(NAME, 0)
+            if verdict.outcome is not Outcome.NOT_RUN:
+                self._result.totals.add(_progress(verdict))
         if verdict.outcome is Outcome.NOT_RUN:
             seen = self._result.not_run
             seen[verdict.not_run] = seen.get(verdict.not_run, 0) + 1
@@ -240,6 +245,15 @@ class Search:
             if cause(seen) is not None and _identity(seen) == _identity(verdict):
                 return one, seen
         return None
+
+
+def _progress(verdict: Verdict) -> Progress:
+    return Progress(
+        cases=1,
+        launches=verdict.launches,
+        classes={str(verdict.case_class): 1},
+        layers=dict(verdict.layers),
+    )
 
 
 def _without_move(trip: RoundTrip) -> list[RoundTrip]:

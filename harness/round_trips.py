@@ -18,6 +18,7 @@ from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.native import NotAcceptedError
 from pagefuzz.harness.objects import LaunchObject
+from pagefuzz.harness.round_trip_layers import examined, in_force
 from pagefuzz.harness.running import Answer, Assignment, Injection, loaded
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import worker_for
@@ -54,6 +55,13 @@ class RoundTripAssignment:
         """Of the .cu that a fork server parses ahead of its workers."""
         return self.writer.source_path
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the detection layers that its round trips are for."""
+        return in_force(
+            (registry.operation(one.operation), one.flags) for one in (self.writer, self.reader)
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "source_path": self.source_path,
@@ -83,6 +91,7 @@ class RoundTripRunner:
     def __init__(self, assignment: RoundTripAssignment, box: BlackBox) -> None:
         """Raises `CannotCheckError`. `box` is told what the worker is about to do."""
         self._assignment, self._box = assignment, box
+        self._layers = assignment.layers
         driver: Driver | None = None
         self.device = "host"
         if assignment.writer.backend == "cuda":
@@ -133,7 +142,9 @@ class RoundTripRunner:
             return Answer(Verdict(Outcome.NOT_RUN, laid.expectation.case_class, not_run=reason))
         launched = {step.operation.name for step in laid.steps}
         contained = all(self._assignment.of(name).promises_containment for name in launched)
-        return Answer(judge_round_trip(laid, launches, contained=contained))
+        verdict = judge_round_trip(laid, launches, contained=contained)
+        found = examined(self._layers, launches, verdict.checked[NAME])
+        return Answer(replace(verdict, layers=found))
 
     def _launches(self, laid: LaidRoundTrip) -> list[RoundTripLaunch]:
         launches = []
@@ -166,7 +177,14 @@ class RoundTripRunner:
                     break  # nothing to read, or nothing was read
             self._box.enter(Stage.JUDGING)
             seen = self._arena.collect()
-            memory = Launch(fill, steps[-1].status, "", seen.chunks, seen.examined_bytes)
+            memory = Launch(
+                fill,
+                steps[-1].status,
+                "",
+                seen.chunks,
+                seen.examined_bytes,
+                around=seen.around,
+            )
             launches.append(RoundTripLaunch(tuple(steps), memory))
         return launches
 
@@ -243,7 +261,7 @@ class RoundTripChecker:
         self.build = spec.text
         for subject in (self.writer, self.mover, self.reader):
             subjects.check_binding(registry.operation(subject.operation), subject.source)
-        assignment = RoundTripAssignment(
+        self._assignment = RoundTripAssignment(
             *(
                 replace(assignment_of(one, spec), gpu_memory_bytes=gpu_memory_bytes)
                 for one in (self.writer, self.mover, self.reader)
@@ -251,7 +269,14 @@ class RoundTripChecker:
         )
         about = {"pair": pair, "device": self.backend, "build": self.build}
         journal = Journal(new_path(cache_folder().parent / "journals"), **about)
-        self._worker = worker_for(assignment, isolate=isolate, timeout_s=timeout_s, journal=journal)
+        self._worker = worker_for(
+            self._assignment, isolate=isolate, timeout_s=timeout_s, journal=journal
+        )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the detection layers in force."""
+        return self._assignment.layers
 
     @property
     def device(self) -> str:

@@ -288,6 +288,7 @@ class Campaign:
             repeats=settled.repeats if settled else 0,
             runs=settled.runs if settled else 0,
             versions=self.versions,
+            hang_after_s=self.options.hang_after_s,
         )
 
     def _settle(self, unit: UnitResult, found: Found, finding: Finding) -> None:

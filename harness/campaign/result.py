@@ -72,8 +72,10 @@ class UnitResult:
             and (totals.cases >= ENOUGH_CASES or name in _OF_EVERY_CASE)
         ]
         idle = [BY_NAME[name] for name in self.layers if self._is_idle(BY_NAME[name])]
+        # A layer speaks for its judgements: one sentence for one thing. What one hears for a layer
+        # that did its work is not blind, whatever else it counts.
         named = {name for layer in idle for name in layer.judgements}
-        # A layer speaks for its judgements: one sentence for one thing.
+        named |= {name for layer in self.layers for name in BY_NAME[layer].hears}
         texts = [layer.text for layer in idle] + [name for name in blind if name not in named]
         return [
             f"{self.unit.name}: {text} examined nothing in {totals.cases:,} cases" for text in texts

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Kind, Layer, Matrix, examine
+from pagefuzz.harness.findings import write_whole
+from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Kind, Layer, Matrix, Wrong, examine
 from pagefuzz.harness.subjects import Subject
 from pagefuzz.harness.versions import commit, versions
 
@@ -72,16 +78,18 @@ def matrix(options: argparse.Namespace) -> int:
         if was_interrupted:
             break
     all_cells = [cell for _, one in found for cell in one.values()]
-    wrong = [said for cell in all_cells for said in cell.wrong]
+    wrong = [
+        _Entry(subject, key, cell, one)
+        for subject, cells in found
+        for key, cell in cells.items()
+        for one in cell.wrong
+    ]
     print(
         f"{sum(cell.tries for cell in all_cells):,} injected accesses in {len(all_cells):,} cells, "
         f"{sum(not cell.kept for cell in all_cells)} cells not as promised",
         flush=True,
     )
-    for said in wrong[:_MOST_SAID]:
-        print(f"pagefuzz: not as promised: {said}", file=sys.stderr)
-    if (more := len(wrong) - _MOST_SAID) > 0:
-        print(f"pagefuzz: not as promised: {more:,} more", file=sys.stderr)
+    _say(wrong, options, backend, problems)
     if options.report is not None:
         report = _report(options, backend, found, problems, was_interrupted)
         try:
@@ -100,6 +108,65 @@ def matrix(options: argparse.Namespace) -> int:
     if problems:
         raise CannotCheckError("; ".join(problems))
     return 0
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One try that was not as promised, with the cell that it is of."""
+
+    subject: Subject
+    key: tuple[str, Kind, str]
+    cell: Cell
+    wrong: Wrong
+
+    @property
+    def text(self) -> str:
+        buffer, kind, layer = self.key
+        promise = "promises to see it" if self.cell.promised else "promises to see nothing"
+        return (
+            f"{self.subject.operation}/{self.subject.name}: {kind.name} {buffer}, try "
+            f"{self.wrong.number}: the layer {layer} {promise}; seen: {self.wrong.seen}"
+        )
+
+    @property
+    def file_name(self) -> str:
+        """Differs for each try of each subject."""
+        buffer, kind, layer = self.key
+        of = hashlib.sha256(self.subject.name.encode()).hexdigest()[:8]
+        words = (self.subject.operation, layer, kind.access, kind.where, buffer)
+        return f"matrix-{'-'.join(words)}-{self.wrong.number}-{of}.json"
+
+    def again(self, backend: str, tries: int) -> str:
+        """The command that makes this access again before any other of its cell. Which cases there
+        are follows from the number of tries."""
+        _, kind, layer = self.key
+        words = ["pagefuzz", "matrix", "--device", backend, "--op", self.subject.operation]
+        words += ["--subject", self.subject.name, "--layer", layer, "--kind", kind.name]
+        words += ["--tries", str(tries), "--skip", str(self.wrong.number - 1)]
+        return shlex.join(words)
+
+
+def _say(
+    wrong: Sequence[_Entry], options: argparse.Namespace, backend: str, problems: list[str]
+) -> None:
+    """A sentence for each, its case in a file of its own: of the first ones, if there are many."""
+    folder = (options.report or Path()) / "findings"
+    for entry in wrong[:_MOST_SAID]:
+        path = folder / entry.file_name
+        where = f"the case is in {path}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(entry.wrong.case.to_json(), indent=1) + "\n")
+        except OSError as error:
+            where = "the case is not stored"
+            problem = f"cannot store cases in {folder}: {error.strerror or error}"
+            if problem not in problems:
+                problems.append(problem)
+        print(f"pagefuzz: not as promised: {entry.text}; {where}", file=sys.stderr)
+        print(f"  again: {entry.again(backend, options.tries)}", file=sys.stderr)
+    if (more := len(wrong) - _MOST_SAID) > 0:
+        kept = "in matrix.json" if options.report else "--report keeps them in matrix.json"
+        print(f"pagefuzz: not as promised: {more:,} more; {kept}", file=sys.stderr)
 
 
 def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None) -> list[_One]:
@@ -164,6 +231,15 @@ def _report(
                 "seen": cell.seen,
                 "tries": cell.tries,
                 "as_promised": cell.kept,
+                "wrong": [
+                    {
+                        "try": one.number,
+                        "seen": one.seen,
+                        "injection": one.injection.to_json(),
+                        "case": one.case.to_json(),
+                    }
+                    for one in cell.wrong
+                ],
             }
             for subject, one in found
             for (buffer, kind, layer), cell in one.items()

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from pagefuzz.harness.check import TIMEOUT_S, Checker
@@ -47,12 +48,14 @@ def _replay_on(
     options: argparse.Namespace,
 ) -> int:
     path: Path = options.case
+    width = shutil.get_terminal_size().columns
+    hang_after_s = options.hang_after or (finding.hang_after_s if finding else None)
     with Checker(
         case.operation,
         subject,
         device,
         build,
-        timeout_s=options.hang_after or TIMEOUT_S,
+        timeout_s=hang_after_s or TIMEOUT_S,
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:
@@ -64,18 +67,13 @@ def _replay_on(
         failure = cause(verdict)
         if failure is None:
             print(where)
-            width = shutil.get_terminal_size().columns
             examined = f"{', '.join(verdict.checked)}; {verdict.launches} launches"
             for label, text in (
                 ("case", f"{describe_case(case)}   class: {verdict.case_class}"),
                 ("checked", examined),
             ):
                 print("\n".join(labelled(label, text, width)))
-            print(
-                f"the finding does not reproduce: {finding.identity} did not happen"
-                if finding
-                else "clean"
-            )
+            print(_compared(finding, "the case passed", width) if finding else "clean")
             return 0
         now = Finding(
             operation=case.operation,
@@ -85,11 +83,25 @@ def _replay_on(
             build=checker.build,
             case=case,
             verdict=verdict,
+            hang_after_s=hang_after_s,
         )
-        print(now.text(shutil.get_terminal_size().columns, path if finding else None))
+        print(now.text(width, path if finding else None))
         if finding is not None and now.identity != finding.identity:
-            print(f"\nfails in another way than recorded: {finding.identity}")
+            print(f"\n{_compared(finding, _named(now), width)}")
     return 1
+
+
+def _compared(finding: Finding, seen: str, width: int) -> str:
+    text = f"the finding does not reproduce: expected {_named(finding)}; seen instead: {seen}"
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _named(finding: Finding) -> str:
+    """As in the head of its report: "HANG the launch does not end (hostile case)"."""
+    failure = finding.failure
+    of = f" ({finding.verdict.case_class} case)" if finding.verdict.case_class else ""
+    where = f" at {where}" if (where := failure.details.get("where", "").split("  ")[0]) else ""
+    return f"{failure.judgement.upper()} {failure.title}{where}{of}"
 
 
 def _is_finding(path: Path) -> bool:

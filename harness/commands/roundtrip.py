@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagefuzz.harness import subjects
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.campaign.result import UnitResult
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
+from pagefuzz.harness.reporters.ending import layer_table
+from pagefuzz.harness.reporters.figures import shown_subjects
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles.composition import MOVER
@@ -43,17 +47,23 @@ class _Unit:
 
 
 def roundtrip(options: argparse.Namespace) -> int:
-    """Returns the exit code: 1 with findings, else 2 if some unit compared nothing. Raises
-    `CannotCheckError` for an unknown name."""
+    """Returns the exit code: 1 with findings, else 2 if some unit compared nothing, or a layer of
+    detection examined nothing. Raises `CannotCheckError` for an unknown name."""
     if options.trip is not None:
         return _again(options)
     units = _units(options.pair, options.writer, options.mover, options.reader)
     of = list(dict.fromkeys(unit.pair for unit in units))
     print(f"{count_text(len(units), 'unit')} of {count_text(len(of), 'pair')}")
     codes = []
+    results: list[UnitResult] = []
     for pair in of:
         print(pair, flush=True)
-        codes += [_search(unit, options, len(units)) for unit in units if unit.pair == pair]
+        codes += [
+            _search(unit, options, len(units), results) for unit in units if unit.pair == pair
+        ]
+    print()
+    for line in layer_table(result.examined for result in results):
+        print(line)
     return 1 if 1 in codes else max(codes)
 
 
@@ -70,7 +80,8 @@ def _checker(unit: _Unit, device: str, build: str, options: argparse.Namespace) 
     )
 
 
-def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
+def _search(unit: _Unit, options: argparse.Namespace, count: int, results: list[UnitResult]) -> int:
+    """The exit code; what the layers examined is added to `results`."""
     cases, time_s = options.cases, options.time
     if cases is None and time_s is None:
         cases = CASES
@@ -78,20 +89,38 @@ def _search(unit: _Unit, options: argparse.Namespace, count: int) -> int:
     with _checker(unit, device, build, options) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
+        layers = checker.layers
+    looked = UnitResult(Unit(unit.pair, unit.subjects, True), cases, seen.totals, layers=layers)
+    results.append(looked)
     trips = count_text(seen.trips, "round trip")
-    what = f"  {unit.subjects}: {trips}, {seen.checked:,} bytes compared"
+    what = f"{trips}, {seen.checked:,} bytes compared"
     for reason, times in seen.not_run.items():
         print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
     if seen.finding is not None:
         path = seen.finding.save((options.report or Path()) / "findings")
-        print(f"{what}, do not agree", flush=True)
+        _say(unit, f"{what}, do not agree")
         print(f"\n{seen.finding.text(shutil.get_terminal_size().columns, path)}\n", flush=True)
         return 1
     if not seen.checked:
         print(f"pagefuzz: {unit}: no row was compared, which is no pass", file=sys.stderr)
         return 2
-    print(f"{what}, agree", flush=True)
-    return 0
+    _say(unit, f"{what}, agree")
+    idle = looked.vacuous(())
+    for sentence in idle:
+        print(f"pagefuzz: {sentence}", file=sys.stderr)
+    return 2 if idle else 0
+
+
+def _say(unit: _Unit, figures: str) -> None:
+    """One line, with paths in short if it is too wide, or two."""
+    width = shutil.get_terminal_size().columns
+    writer, reader = shown_subjects([unit.writer, unit.reader])
+    for subjects_text in (unit.subjects, f"{writer} -> {reader}"):
+        if len(line := f"  {subjects_text}: {figures}") <= width:
+            break
+    else:
+        line = f"  {writer} -> {reader}:\n    {figures}"
+    print(line, flush=True)
 
 
 def _again(options: argparse.Namespace) -> int:

@@ -20,11 +20,13 @@ from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import Finding
+from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.profiles import PROFILES
+from pagefuzz.harness.reporters.ending import layer_table
 from pagefuzz.harness.reporters.figures import duration, plural
 from pagefuzz.harness.sanitizers.cases import cases_of
 from pagefuzz.harness.sanitizers.opinion import Opinion, opinion
-from pagefuzz.harness.sanitizers.tools import COMPUTE, HOST, find_compute_sanitizer
+from pagefuzz.harness.sanitizers.tools import COMPUTE, HOST, find_compute_sanitizer, layer_of
 from pagefuzz.harness.sanitizers.watching import prove
 from pagefuzz.harness.subjects import Subject
 from pagefuzz.harness.versions import commit, versions
@@ -222,6 +224,12 @@ class _Run:
         launches = sum(one.launches for one in self._opinions)
         seconds = duration(sum(one.seconds for one in self._opinions))
         watched = f"{plural(launches, 'launches')} watched by {self.tool} in {seconds}"
+        print()
+        for line in layer_table(
+            [{layer_of(self.tool): (0, 0)}, *(o.layers for o in self._opinions)]
+        ):
+            print(line)
+        print()
         if findings:
             print(f"{plural(findings, 'findings')} in {watched}")
             return 1
@@ -246,6 +254,14 @@ class _Run:
                 one.unit.name: {
                     "cases": one.cases,
                     "launches": one.launches,
+                    "layers": {
+                        name: {
+                            "launches": launches,
+                            "amount": amount,
+                            "unit": BY_NAME[name].unit or "launches",
+                        }
+                        for name, (launches, amount) in one.layers.items()
+                    },
                     "not_run": one.not_run,
                     "turned_down": one.turned_down,
                     "findings": [finding.identity for finding in one.findings],

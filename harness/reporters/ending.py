@@ -3,18 +3,18 @@ last line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.result import Result
 from pagefuzz.harness.layers import BY_NAME
-from pagefuzz.harness.reporters.figures import amount, duration, plural, table
+from pagefuzz.harness.reporters.figures import amount, duration, plural, shown_subjects, table
 
 
 def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
     """`judgement_units`: what each judgement counts, by its name ("bytes")."""
     blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
-    blocks.append(_layer_table(result))
+    blocks.append(layer_table([unit.examined for unit in result.units.values()]))
     figures = [_throughput(result), *_memory(result), last_line(result)]
     blocks += [_not_run(result), _findings(result), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -35,7 +35,8 @@ _COLUMNS = ("cases", "launches", "cases/s/core", "not run", "findings")
 
 
 def _unit_table(result: Result, width: int) -> list[str]:
-    """A line a unit; where that is too wide, its operation on a line of its own before it."""
+    """A line a unit; where that is too wide, its operation on a line of its own before it, then
+    paths in short, then the subject on a line of its own too. A figure is never cut."""
     figures = [
         (
             f"{unit.totals.cases:,}",
@@ -48,26 +49,43 @@ def _unit_table(result: Result, width: int) -> list[str]:
     ]
     rows = [(name, *of_unit) for name, of_unit in zip(result.units, figures, strict=True)]
     lines = table(("operation/subject", *_COLUMNS), rows)
-    if max(map(len, lines)) <= width:
+    if _fits(lines, width):
         return lines
-    units = [unit.unit for unit in result.units.values()]
-    rows = [(f"  {u.subject}", *of_unit) for u, of_unit in zip(units, figures, strict=True)]
-    head, *lines = table(("operation, subject", *_COLUMNS), rows)
-    grouped = [head]
-    for position, (unit, line) in enumerate(zip(units, lines, strict=True)):
-        if position == 0 or unit.operation != units[position - 1].operation:
-            grouped.append(unit.operation)
-        grouped.append(line)
+    names = [unit.unit.subject for unit in result.units.values()]
+    for shown in (names, shown_subjects(names)):
+        rows = [(f"  {name}", *of_unit) for name, of_unit in zip(shown, figures, strict=True)]
+        head, *lines = table(("operation, subject", *_COLUMNS), rows)
+        if _fits(lines, width):
+            return [head, *_by_operation(result, [[line] for line in lines])]
+    head, *lines = table(("operation, subject", *_COLUMNS), [("", *of_unit) for of_unit in figures])
+    blocks = [[f"  {name}", line] for name, line in zip(shown, lines, strict=True)]
+    return [head, *_by_operation(result, blocks)]
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return max(map(len, lines)) <= width
+
+
+def _by_operation(result: Result, blocks: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of each unit, after the name of its operation where that is another one."""
+    grouped: list[str] = []
+    operation = None
+    for unit, lines in zip(result.units.values(), blocks, strict=True):
+        if unit.unit.operation != operation:
+            operation = unit.unit.operation
+            grouped.append(operation)
+        grouped += lines
     return grouped
 
 
 def _checked_table(result: Result, judgement_units: Mapping[str, str], width: int) -> list[str]:
-    """A column a unit if they fit, else one for all together."""
+    """A column a unit if they fit, with paths in short if need be, else one for all together."""
     columns = {unit.unit.subject: unit.totals.checked for unit in result.units.values()}
     if len(columns) < len(result.units):
         columns = {name: unit.totals.checked for name, unit in result.units.items()}
+    short = dict(zip(shown_subjects(list(columns)), columns.values(), strict=True))
     everything = {"all subjects": result.totals.checked}
-    for choice in (columns, everything):
+    for choice in (columns, short, everything):
         names = [
             *(name for name in judgement_units if name in result.totals.checked),
             *(name for name in result.totals.checked if name not in judgement_units),
@@ -87,16 +105,19 @@ def _checked_table(result: Result, judgement_units: Mapping[str, str], width: in
                 for name in names
             ],
         )
-        if max(map(len, lines)) <= width:
+        if _fits(lines, width):
             break
     return lines if names else []
 
 
-def _layer_table(result: Result) -> list[str]:
-    """What each detection layer in force examined, in all units together; narrower than 80."""
+def layer_table(units: Iterable[Mapping[str, tuple[int, int]]]) -> list[str]:
+    """What each detection layer in force examined, of all units together; narrower than 80.
+
+    units  of each: layer -> (launches, amount); (0, 0) of one that did nothing
+    """
     totals = Progress()
-    for unit in result.units.values():
-        totals.add_layers(unit.examined)
+    for unit in units:
+        totals.add_layers(unit)
     rows = []
     for name, layer in BY_NAME.items():
         if name in totals.layers:

@@ -30,6 +30,20 @@ def plural(number: int, nouns: str) -> str:
     return f"1 {nouns.removesuffix('es' if nouns.endswith(('ches', 'sses')) else 's')}"
 
 
+def shown_subjects(names: Sequence[str]) -> list[str]:
+    """Names of subjects for a table: of a path its file, and as many folders as tell it from the
+    others. "twin:.../x.toml" cannot be given to a command; the name itself can."""
+    parts = [name.split("/") for name in names]
+    shown = []
+    for name, own in zip(names, parts, strict=True):
+        kept = 1
+        while any(other != own and other[-kept:] == own[-kept:] for other in parts):
+            kept += 1
+        short = f"{name.partition(':')[0]}:.../{'/'.join(own[-kept:])}"
+        shown.append(short if len(own) > kept and len(short) < len(name) else name)
+    return shown
+
+
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)
 ) -> list[str]:

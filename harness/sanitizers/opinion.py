@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagefuzz.harness.campaign.candidate import Candidate
+from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.simplify import simplify, weight
 from pagefuzz.harness.check import Checker
@@ -21,6 +22,7 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import Finding, cause, identity_of
 from pagefuzz.harness.sanitizers.failures import verdict_of
 from pagefuzz.harness.sanitizers.reports import Report, by_identity
+from pagefuzz.harness.sanitizers.tools import layer_of
 from pagefuzz.harness.sanitizers.watched import Launched
 from pagefuzz.harness.sanitizers.watching import Watched, Watcher, prove
 from pagefuzz.oracles import registry
@@ -38,10 +40,6 @@ _HINTED = 3
 _REPEATS = 10
 _SIMPLIFY_S = 10.0
 
-#: The judgement that hears a sanitizer of the host compiler. UBSan counts faults only: that the
-#: judgement had its record is all that can be asked for.
-_EXAMINES = {"asan": "death", "ubsan": "overflow"}
-
 
 @dataclass
 class Opinion:
@@ -49,6 +47,8 @@ class Opinion:
 
     cases      that it was shown
     launches   that it watched
+    layers     detection layer -> (launches, amount) that it examined: its own, (0, 0) of one that
+               did nothing, and on the host those that looked beside it
     findings   one for each distinct fault; the first only, unless asked to keep going
     others     faults beyond those
     notes      what hostile values do to a subject that promises no containment
@@ -61,6 +61,7 @@ class Opinion:
     unit: Unit
     cases: int = 0
     launches: int = 0
+    layers: dict[str, tuple[int, int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     others: int = 0
     notes: list[Failure] = field(default_factory=list)
@@ -179,6 +180,7 @@ class _UnderATool(_Watching):
         self._watcher = Watcher(self._tool, self._checker.assignment)
         seen = self._watcher.watch(self._cases)
         found.cases, found.launches = len(cases), seen.launches
+        found.layers[layer_of(self._tool)] = seen.launches, seen.watched_bytes
         for one in seen.launched.values():
             found.device = one.device
             if one.not_run:
@@ -271,13 +273,13 @@ class _OnTheHost(_Watching):
         found, checker = self._found, self._checker
         checker.start()  # without the sanitizer's runtime there is nothing to watch with
         found.device = checker.device
-        examined = 0
+        looked = Progress()
         best: dict[str, Candidate] = {}
         for case in cases:
             verdict = checker.check(case)
             found.cases += 1
             found.launches += verdict.launches
-            examined += _EXAMINES[self._tool] in verdict.checked
+            looked.add_layers(verdict.layers)
             if verdict.outcome is Outcome.NOT_RUN:
                 found.count_not_run(verdict.not_run)
             if not verdict.failures:
@@ -286,7 +288,9 @@ class _OnTheHost(_Watching):
             candidate = Candidate(case, verdict)
             if identity not in best or candidate.better_than(best[identity]):
                 best[identity] = candidate
-        if not examined and not best:
+        own = layer_of(self._tool)
+        found.layers = {own: (0, 0)} | {n: one for n, one in looked.layers.items() if one[0]}
+        if not best and not found.layers[own][0]:
             raise CannotCheckError(f"{self._unit.name}: {self._tool} examined nothing")
         for identity, one in best.items():
             is_one_of_many = found.findings and not self._keep_going

@@ -30,6 +30,12 @@ HOST = {
 
 TOOLS = (*COMPUTE, *HOST)
 
+
+def layer_of(tool: str) -> str:
+    """Name of the detection layer (`harness.layers`) that a tool is."""
+    return {"asan": "AddressSanitizer", "ubsan": "UBSan"}.get(tool, "compute-sanitizer")
+
+
 #: What compute-sanitizer returns when it has reported something and the program has ended well.
 ERROR_EXIT_CODE = 86
 

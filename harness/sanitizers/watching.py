@@ -56,6 +56,12 @@ class Watched:
         """Kernels that were launched while the tool watched."""
         return sum(one.is_watched for one in self.launched.values())
 
+    @property
+    def watched_bytes(self) -> int:
+        """Of the buffers of these launches."""
+        watched = [one for one in self.launched.values() if one.is_watched]
+        return sum(size for one in watched for _, size in one.buffers.values())
+
 
 class Watcher:
     """A tool, or none, and what is launched.

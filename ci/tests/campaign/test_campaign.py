@@ -66,6 +66,13 @@ def test_a_finding_is_repeated_and_stored(run_campaign):
     assert path.with_name(f"test_{path.stem.replace('-', '_')}.py").is_file()
 
 
+def test_a_finding_knows_how_long_a_launch_was_waited_for(run_campaign):
+    """What was asked for goes into its file."""
+    ran = run_campaign({"faults": {"bounds:a": ["a", 100]}}, hang_after_s=3.0)
+    (path,) = (ran.folder / "findings").glob("*.json")
+    assert load_finding(path).hang_after_s == 3.0
+
+
 def test_a_finding_that_does_not_always_repeat_is_one(run_campaign):
     """Failing every second time is a finding that says so, and nothing is called flaky."""
     ran = run_campaign({"faults": {"bounds:a": ["a", 0]}, "flaky": ["bounds:a"]})

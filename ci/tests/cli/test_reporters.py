@@ -18,7 +18,7 @@ from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.result import Result, UnitResult
 from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters.ending import ending
-from pagefuzz.harness.reporters.figures import amount, duration
+from pagefuzz.harness.reporters.figures import amount, duration, shown_subjects
 from pagefuzz.harness.reporters.summary import LayerSummary, MemorySummary, SubjectSummary, Summary
 
 ENDING = """\
@@ -93,6 +93,47 @@ def test_layers_fit_80_columns():
     assert max(map(len, text.splitlines())) <= 80
     for name in BY_NAME:
         assert re.search(rf"^{name} +1,000,000,000,000( |$)", text, re.M), name
+
+
+@pytest.mark.parametrize("operation", ["cp_gather_cache", "gather_and_maybe_dequant_cache"])
+@pytest.mark.parametrize("name", ["x", "indexer-write-page-stride-from-shape", "y" * 70])
+@pytest.mark.parametrize("count", [1, 3])
+def test_subjects_with_long_paths_fit_80_columns(operation, name, count):
+    """The path in short, its file whole; figures never cut. The longest name has a line to
+    itself, wider than any terminal if it must be."""
+    long = Progress(cases=12_345_678, launches=98_765_432, not_run=11_111, seconds=1000.0)
+    long.checked = {"output": 10**15}
+    names = [f"twin:/a/rather/long/path/to/the/twins/of/somebody/{i}/{name}.toml"
+             for i in range(count)]  # fmt: skip
+    result = Result(
+        {f"{operation}/{n}": UnitResult(Unit(operation, n, True), 1, long) for n in names}
+    )
+    lines = ending(result, {"output": "bytes"}).splitlines()
+    assert all(len(line) <= 80 or line.strip().endswith(f"{name}.toml") for line in lines)
+    if len(name) < 40:
+        assert max(map(len, lines)) <= 80
+    figures = r" +12,345,678 +98,765,432 +12346 +11,111 +0$"
+    assert len([line for line in lines if re.search(figures, line)]) == count
+    shown = [line.split()[0] for line in lines if line.startswith("  twin:")]
+    assert len(set(shown)) == count
+    assert all(one.endswith(f"/{name}.toml") for one in shown)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["twin:/a/b/x.toml"], ["twin:.../x.toml"]),
+        (["bundled:page", "twin:x.toml"], ["bundled:page", "twin:x.toml"]),
+        (["twin:/aa/bb/cc/x.toml", "twin:/aa/bb/dd/x.toml"],
+         ["twin:.../cc/x.toml", "twin:.../dd/x.toml"]),
+        (["twin:a/x.toml", "twin:b/x.toml"], ["twin:a/x.toml", "twin:b/x.toml"]),
+        (["twin:/a/x.toml", "twin:/a/x.toml"], ["twin:/a/x.toml"] * 2),  # it is short
+        (["op/twin:/aa/bb/cc/x.toml"], ["op/twin:.../x.toml"]),
+    ],
+)  # fmt: skip
+def test_shown_subjects(names, shown):
+    """Only as long as it must be to tell files apart; what is no path is whole."""
+    assert shown_subjects(names) == shown
 
 
 @pytest.mark.parametrize(

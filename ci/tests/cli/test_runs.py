@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from ci.tests.processes import children, wait_until_gone
 
-from pagefuzz.harness.findings import load_finding
+from pagefuzz.harness.findings import Finding, assert_fixed, load_finding
 from pagefuzz.harness.reporters.summary import Summary
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
 
 HOST = ("--device", "host", "--op", "cp_gather_cache")
 GATE = ("--profile", "gate")  # the same cases whatever ran before
@@ -55,6 +57,14 @@ def _summary(folder: Path) -> Summary:
     return Summary.from_json(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
 
+def _last_paragraph(text: str) -> str:
+    """On one line."""
+    lines = text.splitlines()
+    begin = max(i for i, line in enumerate(lines) if line.startswith("the finding "))
+    assert max(map(len, lines[begin:])) <= 80
+    return " ".join(lines[begin:])
+
+
 def test_clean_run(cli, tmp_path):
     """The sound subjects are clean; what each judgement examined and the rate are printed."""
     done = cli("fuzz", *HOST, *GATE, "--cases", "100", "--report", "out")
@@ -81,6 +91,14 @@ def test_clean_run(cli, tmp_path):
     assert {"hypothesis", "torch", "host compiler"} <= set(summary.versions)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["summary.json"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_clean_run_of_a_ubsan_build(cli):
+    """UBSan looked at launches and said nothing: a pass."""
+    one = ("--subject", "bundled:page", "--build", "ubsan")
+    done = cli("fuzz", *HOST, *GATE, *one, "--cases", "20")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^UBSan +[1-9]", done.stdout, re.M)
 
 
 def test_the_same_cases_again(cli, tmp_path):
@@ -134,7 +152,30 @@ def test_a_finding_from_fuzz_to_replay(cli, tmp_path):
     assert again.stdout.startswith("BOUNDS  read past block_table")
     elsewhere = cli("replay", shown, "--subject", "bundled:page")
     assert elsewhere.returncode == 0
-    assert "does not reproduce" in elsewhere.stdout
+    where = re.escape(finding.failure.details["where"].split("  ")[0])
+    assert re.search(
+        rf"^the finding does not reproduce: expected BOUNDS read past block_table at {where} "
+        r"\([a-z ]+ case\); seen instead: the case passed$",
+        _last_paragraph(elsewhere.stdout),
+    )
+
+
+def test_a_finding_that_fails_in_another_way(cli, tmp_path):
+    """Exit 1, with what was expected and what was seen instead, in words."""
+    case = Case.from_json(json.loads((TWINS / "table-over-read.json").read_text())["case"])
+    hang = Failure("hang", "the launch does not end", ("hang",))
+    found = Finding(
+        *("cp_gather_cache", "bundled:page-as-merged", "host", "host", "checked", case),
+        Verdict(Outcome.FAILED, CaseClass.HOSTILE, (hang,)),
+    )
+    done = cli("replay", str(found.save(tmp_path / "findings")))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(
+        r"^the finding does not reproduce: expected HANG the launch does not end \(hostile case\); "
+        r"seen instead: BOUNDS .+ at kernels/\S+:\d+ \(hostile case\)$",
+        _last_paragraph(done.stdout),
+    )
+    assert "hang:hang" not in done.stdout
 
 
 def test_a_generated_test_fails_until_the_fault_is_fixed(cli, tmp_path):
@@ -350,3 +391,29 @@ def test_a_hang_is_replayed_with_the_patience_it_was_found_with(cli, tmp_path):
     assert done.stdout.startswith("HANG  the launch does not end")
     assert "no answer for 2 s" in done.stdout
     assert time.monotonic() - began < 50
+
+
+def test_a_finding_is_waited_for_as_long_as_it_says(cli, tmp_path):
+    """Unless --hang-after is given: by replay, and by the test beside it."""
+    found = Finding(
+        operation="cp_gather_cache",
+        subject=f"twin:{TWINS / 'hang-on-padding.toml'}",
+        backend="host",
+        device="host",
+        build="checked",
+        case=Case.from_json(json.loads((TWINS / "hang-on-padding.json").read_text())["case"]),
+        verdict=Verdict(
+            Outcome.FAILED,
+            CaseClass.HOSTILE,
+            (Failure("hang", "the launch does not end", ("hang",)),),
+        ),
+        hang_after_s=2.0,
+    )
+    path = found.save(tmp_path / "findings")
+    for given, waited in (([], "2 s"), (["--hang-after", "1s"], "1 s")):
+        done = cli("replay", str(path), *given)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert f"no answer for {waited}" in done.stdout
+        assert f".json --hang-after {waited.replace(' ', '')}\n" in done.stdout
+    with pytest.raises(AssertionError, match="no answer for 2 s"):
+        assert_fixed(path)

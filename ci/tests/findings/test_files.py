@@ -23,6 +23,16 @@ def test_round_trip(over_read, tmp_path):
     assert json.loads(path.read_text())["pagefuzz_finding"] == 1
 
 
+def test_how_long_a_launch_was_waited_for_is_kept(over_read, tmp_path):
+    """In seconds; a file from before there was such a field has none."""
+    path = over_read(hang_after_s=1.5).save(tmp_path)
+    assert load_finding(path).hang_after_s == 1.5
+    data = json.loads(path.read_text())
+    del data["hang_after_s"]
+    path.write_text(json.dumps(data))
+    assert load_finding(path).hang_after_s is None
+
+
 def test_names_say_what_it_is(over_read, tmp_path):
     """Kind, buffer and four hex digits; the test beside it has the same name and is Python."""
     finding = over_read()
@@ -93,6 +103,13 @@ def test_a_full_disk(over_read, tmp_path, monkeypatch):
         (lambda d: d.update(case={}), "pagefuzz_case"),
         (lambda d: d["verdict"].update(failures=[]), "a verdict that failed"),
         (lambda d: d["verdict"].update(outcome="splendid"), "splendid"),
+        *(
+            (
+                lambda d, odd=odd: d.update(hang_after_s=odd),
+                "hang_after_s must be seconds from 1 to 86400, or null, got",
+            )
+            for odd in ("1s", True, 0, 0.5, 86401, float("nan"), [2])
+        ),
     ],
 )
 def test_malformed_findings(over_read, tmp_path, change, sentence):

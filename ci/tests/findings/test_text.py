@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pagefuzz.harness.cli import patience_s
+
 AT_80 = """\
 BOUNDS  read past block_table
         cp_gather_cache · bundled:page-as-merged · host · checked build
@@ -47,6 +49,17 @@ def test_never_wider_than_asked_for(over_read, width):
 def test_without_a_file_there_is_nothing_to_rerun(over_read):
     """A finding that could not be stored has no reproduction lines."""
     assert "pagefuzz replay" not in over_read().text(80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.0, "1s"), (1.5, "1.5s"), (12345.678, "12345.678s"), (86400.0, "86400s")],
+)
+def test_rerun_lines_wait_as_long_as_the_run_did(over_read, seconds, text):
+    """In a form that the command takes; the default is not spelled out (`AT_80`)."""
+    lines = over_read(hang_after_s=seconds).text(80, PATH).splitlines()
+    assert lines[-2] == f"again   pagefuzz replay {PATH} --hang-after {text}"
+    assert patience_s(text) == seconds
 
 
 def test_a_release_build_says_what_it_cannot_see(over_read):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from pagefuzz.harness.injection import (
 )
 from pagefuzz.harness.running import Injection
 from pagefuzz.oracles import registry
-from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.case import Case, load_case
 from pagefuzz.oracles.verdict import Verdict
 
 OPERATION = "cp_gather_cache"
@@ -101,15 +103,23 @@ def test_accesses_are_forbidden_and_aligned() -> None:
 
 
 def test_a_layer_that_does_not_keep_its_promise_is_exit_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A guard that is said to see reads inside buffers: found out, with the case."""
     monkeypatch.setattr(injection.Layer, "promises", lambda *_: True)
+    monkeypatch.chdir(tmp_path)  # for the cases
     assert main(["matrix", "--device", "host", "--op", OPERATION]) == 1
     said = capsys.readouterr()
     assert "cells not as promised" in said.out
     assert "!" in said.out
-    assert "not as promised: Injection(buffer=" in said.err
+    found = re.search(
+        r"read inside dst, try 1: the layer guard promises to see it; seen: nothing; "
+        r"the case is in (\S+)$",
+        said.err,
+        re.M,
+    )
+    assert found, said.err
+    assert load_case(found[1]).operation == OPERATION
 
 
 def test_kinds_and_layers_are_named_once() -> None:
@@ -223,6 +233,7 @@ def test_an_operation_that_cannot_be_examined_does_not_cost_the_others(
 def test_an_interrupted_matrix_says_what_it_found(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     launches: int,
     code: int,
     sentence: str,
@@ -230,6 +241,60 @@ def test_an_interrupted_matrix_says_what_it_found(
     """As of a campaign: what was found counts, and is exit code 1."""
     interrupt_after(monkeypatch, launches)
     monkeypatch.setattr(injection.Layer, "promises", lambda *_: False)
+    monkeypatch.chdir(tmp_path)  # for the cases of what is found
     asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
     assert main([*asked, "--kind", "read past"]) == code
     assert f"pagefuzz: interrupted: {sentence}" in capsys.readouterr().err
+
+
+def test_what_is_not_as_promised_is_a_sentence_and_a_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No case in the sentence: it is in a file that `load_case` reads, and in the report; the
+    command beside it makes that try again."""
+    monkeypatch.setattr(injection.Layer, "promises", lambda *_: False)
+    monkeypatch.chdir(tmp_path)
+    asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
+    asked += ["--kind", "read past", "--tries", "2", "--skip", "1"]
+    assert main([*asked, "--report", "out"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    buffers = len(registry.operation(OPERATION).buffers)
+    assert len(said) == 2 * buffers
+    assert all("{" not in line and len(line) < 300 for line in said)
+    found = re.fullmatch(
+        rf"pagefuzz: not as promised: {OPERATION}/(\S+): read past src, try 2: the layer guard "
+        r"promises to see nothing; seen: read past src; the case is in (out/findings/\S+\.json)",
+        said[0],
+    )
+    assert found, said[0]
+    assert said[1] == (
+        f"  again: pagefuzz matrix --device host --op {OPERATION} --subject {found[1]} "
+        "--layer guard --kind 'read past' --tries 2 --skip 1"
+    )
+    (cell,) = (
+        cell
+        for cell in json.loads(Path("out/matrix.json").read_text())["cells"]
+        if cell["buffer"] == "src"
+    )
+    (wrong,) = cell["wrong"]
+    assert Case.from_json(wrong["case"]) == load_case(found[2])
+    assert (wrong["try"], wrong["seen"]) == (2, "read past src")
+    assert wrong["injection"]["kind"] == "read"
+    assert main([*shlex.split(said[1])[2:], "--report", "again"]) == 1
+    again = sorted(one.name for one in Path("again/findings").iterdir())
+    assert again == sorted(one.name for one in Path("out/findings").iterdir())
+    assert load_case(Path("again/findings", Path(found[2]).name)) == load_case(found[2])
+
+
+def test_cases_that_cannot_be_stored_hide_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Said once, beside what is not as promised; exit 1 all the same."""
+    monkeypatch.setattr(injection.Layer, "promises", lambda *_: False)
+    monkeypatch.chdir(tmp_path)
+    Path("findings").write_text("a file is in the way")
+    asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
+    assert main([*asked, "--kind", "read past"]) == 1
+    said = capsys.readouterr().err
+    assert "seen: read past src; the case is not stored\n" in said
+    assert said.count("cannot store cases in findings") == 1

@@ -51,7 +51,8 @@ def test_names_are_unique_and_judgements_known() -> None:
     assert len(BY_NAME) == len(LAYERS)
     for layer in LAYERS:
         assert set(layer.judgements) <= set(judgements()), layer.name
-        assert not (layer.judgements and layer.amount), layer.name
+        assert set(layer.hears) <= set(judgements()), layer.name
+        assert not (layer.judgements and (layer.amount or layer.hears)), layer.name
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,20 @@ def test_a_layer_speaks_for_its_judgements() -> None:
     assert unit.vacuous(("bounds", "refusal")) == [
         "op/s: checked build (bounds) examined nothing in 100 cases",
         "op/s: refusal examined nothing in 100 cases",
+    ]
+
+
+def test_a_judgement_that_hears_a_layer_is_not_blind() -> None:
+    """UBSan counts no operations: its records are what it is asked for. Without them, and where
+    the checked index type should have counted, it is one sentence."""
+    unit = _unit({"UBSan": (7, 7)}, cases=ENOUGH_CASES, layers=("UBSan",))
+    assert unit.vacuous(("overflow",)) == []
+    unit = _unit({"UBSan": (0, 0)}, cases=ENOUGH_CASES, layers=("UBSan",))
+    assert unit.vacuous(("overflow",)) == ["op/s: UBSan examined nothing in 100 cases"]
+    both = ("checked index type", "UBSan")
+    unit = _unit({"UBSan": (7, 7)}, cases=ENOUGH_CASES, layers=both)
+    assert unit.vacuous(("overflow",)) == [
+        "op/s: checked index type (overflow) examined nothing in 100 cases"
     ]
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ci.tests.roundtrips.trips import COPY, DEQUANT, FLASH, MLA, copied, mla
 
 from pagefuzz.harness.cli import main
+from pagefuzz.harness.round_trips import RoundTripChecker
+from pagefuzz.oracles.round_trip import RoundTrip
+from pagefuzz.oracles.verdict import Verdict
 
 TWINS = Path(__file__).parent.parent / "twins"
 PAIR = ("--pair", f"{MLA}/{COPY}", "--device", "host", "--build", "release")
@@ -24,6 +28,9 @@ def test_pairs_that_agree(cli, tmp_path):
         r"^  bundled:token -> bundled:(\w+): 10 round trips, [\d,]+ .*, agree$", done.stdout, re.M
     )
     assert units == ["page", "token"]
+    for layer in ("reference, bit-exact", "guard pages", "read-only sources", "red zones"):
+        assert re.search(rf"^{layer} +[1-9][\d,]* +[1-9]", done.stdout, re.M), layer
+    assert "checked build" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert list(tmp_path.iterdir()) == []
 
@@ -34,8 +41,12 @@ def test_a_finding_and_again(cli, capsys, tmp_path):
     only = ("--writer", upside_down, "--reader", "bundled:page", "--seed", "1")
     done = cli("roundtrip", *PAIR, *only, "--time", "60s", "--report", "out")
     assert done.returncode == 1, done.stdout + done.stderr
-    labels = re.findall(r"^(\w+)  +\S", done.stdout[done.stdout.index("ROUND") :], re.M)
+    report = done.stdout[done.stdout.index("ROUND") : done.stdout.index("\nlayer  ")]
+    labels = re.findall(r"^(\w+)  +\S", report, re.M)
     assert labels == ["case", "access", "means", "effect", "seen", "again"]
+    line = done.stdout.splitlines()[2:4]
+    assert line[0] == "  twin:.../mla-scale-upside-down.toml -> bundled:page:"
+    assert re.fullmatch(r"    \d+ round trips?, [\d,]+ .*, do not agree", line[1])
     title = f"ROUND TRIP  {MLA} and {COPY} do not compose"
     assert title in done.stdout
     assert "written by input token 0" in " ".join(done.stdout.split())
@@ -49,6 +60,29 @@ def test_a_finding_and_again(cli, capsys, tmp_path):
     assert main(["roundtrip", str(path), "--writer", "bundled:token"]) == 0
     agrees = " -> bundled:page) · host · release build: agree\n"
     assert capsys.readouterr().out.endswith(agrees)
+
+
+def test_a_layer_that_examined_nothing_is_no_pass(monkeypatch, capsys):
+    """Exit 2 and its name, though all trips agree; the others are not named."""
+    inside = RoundTripChecker.check
+
+    def check(checker: RoundTripChecker, trip: RoundTrip) -> Verdict:
+        verdict = inside(checker, trip)
+        return replace(verdict, layers={**verdict.layers, "guard pages": (0, 0)})
+
+    monkeypatch.setattr(RoundTripChecker, "check", check)
+    assert main(["roundtrip", *PAIR, "--reader", "bundled:page", "--cases", "40"]) == 2
+    said = capsys.readouterr()
+    assert ", agree\n" in said.out
+    assert re.search("^guard pages +nothing$", said.out, re.M)
+    assert re.fullmatch(r"pagefuzz: .*: guard pages examined nothing in 40 cases\n", said.err)
+
+
+def test_help_lists_what_is_taken(cli):
+    """There is no AddressSanitizer build of a round trip."""
+    said = " ".join(cli("roundtrip", "--help").stdout.split())
+    assert "--build FLAGS checked, release, ubsan, coverage, or several" in said
+    assert "ubsan, asan, coverage" in " ".join(cli("fuzz", "--help").stdout.split())
 
 
 def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):

@@ -279,6 +279,38 @@ def test_what_cannot_be_checked_raises():
         judge_round_trip(lay_out(trip), [])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_say_what_they_examined(device):
+    """Of each launch of the trip; memory is compared once a fill, rows and records in both."""
+    trip = copied(mla([0, 1]), [[0]], [0, 2], [0])
+    with RoundTripChecker(f"{MLA}/{COPY}", device=device) as checker:
+        verdict = checker.check(trip)
+    assert verdict.clean
+    assert (
+        set(verdict.layers)
+        == set(checker.layers)
+        == {
+            "reference, bit-exact",
+            "whole-buffer byte diff",
+            "red zones",
+            "launch limits",
+            "guard pages",
+            "read-only sources",
+            "worker deaths",
+            "checked build",
+            "checked index type",
+        }
+    )
+    assert {launches for launches, _ in verdict.layers.values()} == {verdict.launches} == {4}
+    assert verdict.layers["reference, bit-exact"][1] == verdict.checked[NAME] > 0
+    assert min(amount for _, amount in verdict.layers.values()) > 0
+    nothing = copied(mla([0, 1]), [[0]], [0, 0], [0])
+    with RoundTripChecker(f"{MLA}/{COPY}", device=device, build="release") as checker:
+        verdict = checker.check(nothing)
+    assert verdict.layers["reference, bit-exact"] == (0, 0)
+    assert "checked build" not in verdict.layers
+
+
 def test_a_hostile_table_is_a_note_without_containment():
     """-1 in the table: contained subjects pass; one that promises nothing gets a note at most."""
     trip = copied(mla([0, 3]), [[-1, 1]], [0, 4], [0])

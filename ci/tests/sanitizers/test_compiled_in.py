@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ci.tests.planted import case_of, twin
 
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.check import Checker
+from pagefuzz.harness.commands import second_opinion
 from pagefuzz.harness.findings import load_finding
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import Verdict
 
 ONE = ("fuzz", "--op", "cp_gather_cache", "--sanitizer")
 
@@ -27,6 +34,28 @@ def test_a_clean_second_opinion(cli, tmp_path):
     (unit,) = written["units"].values()
     assert unit["launches"] >= 40
     assert unit["findings"] == []
+    layer = unit["layers"]["AddressSanitizer"]
+    assert min(layer["launches"], layer["amount"]) > 0
+    assert re.search(rf"^AddressSanitizer +{layer['launches']} +\d", done.stdout, re.M)
+
+
+def test_a_build_that_does_not_look_is_no_opinion(monkeypatch, tmp_path, capsys):
+    """Launches without UBSan's record are not its own: exit 2, and the table says nothing."""
+    inside = Checker.check
+
+    def check(checker: Checker, case: Case) -> Verdict:
+        verdict = inside(checker, case)
+        assert verdict.layers["UBSan"][0]
+        return replace(verdict, layers={**verdict.layers, "UBSan": (0, 0)})
+
+    monkeypatch.setattr(Checker, "check", check)
+    run = second_opinion._Run("ubsan", "host", "ubsan", tmp_path, keep_going=False)
+    unit = Unit("cp_gather_cache", "bundled:page", hostile=True)
+    run.watch(unit, lambda: [case_of("table-width-unguarded")])
+    assert run.end() == 2
+    said = capsys.readouterr()
+    assert "ubsan examined nothing" in said.err
+    assert re.search("^UBSan +nothing$", said.out, re.M)
 
 
 def planted_case(folder: Path, name: str) -> str:

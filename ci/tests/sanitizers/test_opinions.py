@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pagefuzz.harness.commands import second_opinion
 from pagefuzz.harness.commands.second_opinion import backend_and_build
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import assert_fixed, load_finding
+from pagefuzz.harness.reporters.figures import amount
 from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.sanitizers import watching
 from pagefuzz.harness.sanitizers.cases import LIMIT_BYTES, cases_of
@@ -243,6 +245,13 @@ def test_a_command_tells_and_stores(fake_sanitizer, monkeypatch, tmp_path, capsy
     assert ("times slower than without" in printed) is not bool(code)
     report = run.to_json(["fuzz"], 0)
     assert report["units"][UNIT.name]["launches"] == 2
+    plan = registry.operation(OPERATION).plan(plain_case())
+    size = 2 * sum(buffer.memory_bytes for buffer in plan.buffers.values())
+    assert report["units"][UNIT.name]["layers"] == {
+        "compute-sanitizer": {"launches": 2, "amount": size, "unit": "bytes"}
+    }
+    shown = re.escape(amount(size, "bytes"))
+    assert re.search(rf"^compute-sanitizer +2 +{shown}$", printed, re.M)
     if not code:
         assert "clean: nothing was reported of 2 launches watched by memcheck" in printed
         assert not (tmp_path / "findings").exists()
@@ -261,7 +270,9 @@ def test_a_unit_that_was_not_checked_is_no_pass(fake_sanitizer, monkeypatch, tmp
     run = second_opinion._Run("memcheck", "host", "release", tmp_path, keep_going=False)
     run.watch(UNIT, lambda: cases(1))
     assert run.end() == 2
-    assert "without a summary" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "without a summary" in said.err
+    assert re.search("^compute-sanitizer +nothing$", said.out, re.M)
 
 
 def test_the_cases_are_those_of_the_seed():
