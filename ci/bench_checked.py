@@ -1,0 +1,381 @@
+"""Times launches of checked builds against launches of release builds, on the host or on a GPU.
+
+Of each unit (an operation and a subject of it) two cases are drawn: the median and the largest of
+many, by the bytes that a launch must write. Each is placed once, between guard pages, and launched
+there by turns, built for release and built with the permission map and the checked index type. Both
+must leave the same bytes. A launch is timed by itself, and with what belongs to it: for a checked
+build that is uploading the map in front of it and reading the record behind it. All times include
+what it takes to call an object from Python, some microseconds.
+
+Exit status: 0 measured, 2 could not measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from pagefuzz.harness import devices
+from pagefuzz.harness.build import BuildSpec, build, compiler_version
+from pagefuzz.harness.campaign.plan import Unit
+from pagefuzz.harness.commands.fuzz import make_folder
+from pagefuzz.harness.commands.selection import selected_subjects
+from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.memory.arena import Arena
+from pagefuzz.harness.memory.cuda import CudaArena
+from pagefuzz.harness.memory.driver import Driver
+from pagefuzz.harness.memory.host import HostArena
+from pagefuzz.harness.native import BuiltObject, NotAcceptedError
+from pagefuzz.harness.running import FixedBytes, fixed_bytes
+from pagefuzz.harness.sanitizers.cases import cases_of
+from pagefuzz.harness.subjects import Subject, check_registry
+from pagefuzz.oracles import registry
+from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.contents import FILLS
+from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.layout import Plan
+from pagefuzz.oracles.observation import CheckRecord, Launch
+
+sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
+
+from ci.timing import (
+    Clock,
+    DeviceClock,
+    HostClock,
+    Times,
+    exit_code,
+    head,
+    in_turn,
+    require_ok,
+    timed,
+    write_report,
+)
+
+SCHEMA = 1
+WARM_UP = 5
+
+RELEASE, CHECKED = "release", "checked"
+BUILDS = (RELEASE, CHECKED)
+TYPICAL, LARGE = "typical", "large"
+
+#: Figures of a report, in microseconds, and which of `Times` they are: the launch, and the launch
+#: with its map and record.
+FIGURES = {"launch_us": "device_us", "with_record_us": "host_us"}
+
+NO_OBJECTS = "Triton compiles it as it is launched: there are no two objects to compare"
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def written_bytes(case: Case) -> int:
+    """What a launch of the case must write."""
+    operation = registry.operation(case.operation)
+    expected = operation.expect(operation.plan(case)).expected
+    return sum(part.values.size for part in expected.values())
+
+
+def sized_cases(subject: Subject, count: int, seed: int) -> dict[str, Case]:
+    """The median and the largest in-contract case of `count` drawn ones and those that were
+    reported, by the bytes that they must write; those that write nothing are left out."""
+    cases = cases_of(Unit(subject.operation, subject.name, hostile=False), count, seed)
+    by_size = sorted((size, case.dumps(), case) for case in cases if (size := written_bytes(case)))
+    if not by_size:
+        raise CannotCheckError(
+            f"none of {len(cases)} cases writes anything; draw more with --cases"
+        )
+    return {TYPICAL: by_size[len(by_size) // 2][2], LARGE: by_size[-1][2]}
+
+
+# ---- launches ------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Around a launch: permissions before, the record after, where the object keeps one.
+
+    record  of the last launch; None of a release build
+    """
+
+    def __init__(
+        self, native: BuiltObject, arena: Arena, plan: Plan, expectation: Expectation
+    ) -> None:
+        self._native, self._arena = native, arena
+        self._plan, self._expectation = plan, expectation
+        self.record: CheckRecord | None = None
+
+    def __enter__(self) -> None:
+        if self._native.keeps_record:
+            self._native.begin_check(self._plan, self._expectation, self._arena.store)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        if kind is not None or not self._native.keeps_record:
+            return
+        try:
+            self.record = self._native.end_check(self._plan)
+        except NotAcceptedError:
+            self._arena.synchronise()  # names the fault, if the launch is why
+            raise
+
+
+def measure(
+    arena: Arena, clock: Clock, natives: Mapping[str, BuiltObject], case: Case, launches: int
+) -> dict[str, Any]:
+    """The figures of one case, launched so many times in each build. `natives`: one a build.
+
+    Raises `CannotCheckError` if a launch fails or the builds leave different bytes.
+    """
+    operation = registry.operation(case.operation)
+    plan = operation.plan(case)
+    expectation = operation.expect(plan)
+    addresses = arena.place(plan, expectation)
+    recorded = {}
+    for kind in BUILDS:
+        natives[kind].marshal(plan, addresses)
+        recorded[kind] = Recorded(natives[kind], arena, plan, expectation)
+    fixed = _require_equal(arena, natives, recorded, plan, expectation)
+    times = {kind: Times() for kind in BUILDS}
+    for number in range(-WARM_UP, launches):
+        for kind in in_turn(BUILDS, number):
+            device_us, host_us = timed(clock, natives[kind].launch, recorded[kind])
+            if number >= 0:
+                times[kind].add(device_us, host_us)
+    medians = {kind: _medians(times[kind]) for kind in BUILDS}
+    return {
+        "case": operation.describe(plan),
+        "written_bytes": written_bytes(case),
+        "compared_bytes": fixed.byte_count,
+        "recorded": _required_record(recorded[CHECKED]),
+        "medians": medians,
+        "ratio": {
+            figure: round(medians[CHECKED][figure] / medians[RELEASE][figure], 3)
+            for figure in FIGURES
+        },
+    }
+
+
+def _medians(times: Times) -> dict[str, float]:
+    found = times.medians()
+    return {figure: found[which] for figure, which in FIGURES.items()}
+
+
+def _require_equal(
+    arena: Arena,
+    natives: Mapping[str, BuiltObject],
+    recorded: Mapping[str, Recorded],
+    plan: Plan,
+    expectation: Expectation,
+) -> FixedBytes:
+    """Launches each build once, into memory that is filled anew, and compares what they leave."""
+    left = {}
+    for kind in BUILDS:
+        arena.fill(FILLS[0])
+        with recorded[kind]:
+            status, message = natives[kind].launch()
+            require_ok(status, message)
+        arena.synchronise()
+        found = arena.collect()
+        launch = Launch(FILLS[0], status, message, found.chunks, found.examined_bytes)
+        left[kind] = fixed_bytes(plan, expectation, (launch,))
+    _required_record(recorded[CHECKED])
+    if left[RELEASE] != left[CHECKED]:
+        raise CannotCheckError("launches of the release and of the checked build left other bytes")
+    return left[CHECKED]
+
+
+def _required_record(recorded: Recorded) -> dict[str, int]:
+    """How much the checked build examined in a launch. What it records as a fault it does not do,
+    and what it does not record it has not checked: times of neither say anything."""
+    record = recorded.record
+    if record is None or not record.accesses:
+        raise CannotCheckError("the checked build recorded no access")
+    if faults := record.access_fault_count + record.index_fault_count:
+        raise CannotCheckError(
+            f"the checked build recorded {faults} faults of a case in contract; pagefuzz fuzz "
+            "says which"
+        )
+    return {
+        "accesses": record.accesses,
+        "accessed_bytes": record.accessed_bytes,
+        "operations": record.operations,
+    }
+
+
+def measure_unit(
+    subject: Subject, backend: str, driver: Driver | None, arguments: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """The figures of a unit's cases, by their size. Raises `CannotCheckError`."""
+    natives = {}
+    for kind in BUILDS:
+        path = build(subject.source, BuildSpec.parse(backend, kind), twin=subject.twin)
+        natives[kind] = BuiltObject(path, subject.source, subject.operation, subject.symbol)
+    cases = sized_cases(subject, arguments.cases, arguments.seed)
+    arena: Arena = HostArena() if driver is None else CudaArena(driver, natives[RELEASE].scan)
+    clock: Clock = HostClock() if driver is None else DeviceClock(driver)
+    try:
+        return {
+            size: measure(arena, clock, natives, case, arguments.launches)
+            for size, case in cases.items()
+        }
+    finally:
+        clock.close()
+        arena.close()
+
+
+# ---- what is said --------------------------------------------------------------------------------
+
+
+def table_head(backend: str, launches: int) -> str:
+    where = "between the driver's events" if backend == "cuda" else "what the call takes"
+    return "\n".join(
+        [
+            f"median us of {launches:,} launches of each build; launch: {where};",
+            "with map and record: from the map's upload until the record is read,",
+            "for release until the launch has ended",
+            "",
+            f"{'':24}{'launch':>28}{'with map and record':>28}",
+            f"{'case':<10}{'bytes written':>14}"
+            + 2 * f"{'release':>10}{'checked':>11}{'ratio':>7}",
+        ]
+    )
+
+
+def table_row(size: str, figures: Mapping[str, Any]) -> str:
+    medians, ratio = figures["medians"], figures["ratio"]
+    return f"  {size:<8}{figures['written_bytes']:>14,}" + "".join(
+        f"{medians[RELEASE][figure]:>10,.1f}{medians[CHECKED][figure]:>11,.1f}{ratio[figure]:>7.2f}"
+        for figure in FIGURES
+    )
+
+
+def spread(units: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Least, median and greatest ratio of all units, by size and figure."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for size in (TYPICAL, LARGE):
+        found[size] = {}
+        for figure in FIGURES:
+            ratios = [unit["cases"][size]["ratio"][figure] for unit in units]
+            found[size][figure] = {
+                "least": min(ratios),
+                "median": round(median(ratios), 3),
+                "most": max(ratios),
+            }
+    return found
+
+
+def cpu() -> str:
+    """As the kernel names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), "") or platform.processor() or platform.machine()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ci/bench_checked",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="Exit status: 0 measured, 2 could not measure.",
+    )
+    parser.add_argument("--op", action="append", metavar="OP", help="operation; default: all")
+    parser.add_argument(
+        "--subject", action="append", metavar="S", help="default: every sound bundled one"
+    )
+    parser.add_argument(
+        "--device",
+        choices=devices.DEVICES,
+        default="auto",
+        help="auto: cuda where there is a GPU; default: auto",
+    )
+    parser.add_argument(
+        "--launches", type=int, default=200, metavar="N", help="of each build and case (200)"
+    )
+    parser.add_argument(
+        "--cases", type=int, default=200, metavar="N", help="drawn, of which two are timed (200)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the cases (1)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the figures as JSON")
+    arguments = parser.parse_args()
+    for name in ("launches", "cases"):
+        if (count := getattr(arguments, name)) < 1:
+            parser.error(f"--{name} {count} must be at least 1")
+    return arguments
+
+
+def timeable(subjects: tuple[Subject, ...]) -> tuple[list[Subject], list[str]]:
+    """Those that have objects of both builds, and the names of the others. Raises
+    `CannotCheckError` if none has."""
+    chosen = [one for one in subjects if one.source.suffix != ".py"]
+    others = [f"{one.operation}/{one.name}" for one in subjects if one not in chosen]
+    if not chosen:
+        raise CannotCheckError(f"{', '.join(others)}: {NO_OBJECTS}")
+    return chosen, others
+
+
+def run(arguments: argparse.Namespace) -> int:
+    check_registry()
+    chosen, others = timeable(selected_subjects(arguments.op, arguments.subject))
+    backend = devices.resolve_device(arguments.device)
+    gpu = devices.machine().gpu if backend == "cuda" else None
+    compiler = compiler_version(backend)
+    if arguments.report:
+        make_folder(arguments.report.parent)  # said now, not when all is measured
+    driver = None
+    if backend == "cuda":
+        driver = Driver()
+        driver.use_device()
+    print(f"{gpu.name if gpu else 'host'} · {cpu()} · {compiler}")
+    for name in others:
+        print(f"not timed: {name},\n  {NO_OBJECTS}")
+    print(table_head(backend, arguments.launches), flush=True)
+    units = []
+    for subject in chosen:
+        name = f"{subject.operation}/{subject.name}"
+        print(name, flush=True)
+        try:
+            cases = measure_unit(subject, backend, driver, arguments)
+        except CannotCheckError as error:
+            raise CannotCheckError(f"{name}: {error}") from None
+        for size, figures in cases.items():
+            print(table_row(size, figures), flush=True)
+        units.append({"operation": subject.operation, "subject": subject.name, "cases": cases})
+    ratios = spread(units)
+    for size, by_figure in ratios.items():
+        print(f"checked over release, {size} cases: " + _spread_text(by_figure))
+    if arguments.report:
+        about = head("pagefuzz_bench_checked", SCHEMA, "ci/bench_checked", gpu) | {
+            "backend": backend,
+            "cpu": cpu(),
+            "compiler": compiler,
+            "seed": arguments.seed,
+            "cases_drawn": arguments.cases,
+            "launches_of_each": arguments.launches,
+        }
+        report = about | {"ratios": ratios, "units": units, "not_timed": others}
+        write_report(arguments.report, report)
+    return 0
+
+
+def _spread_text(by_figure: Mapping[str, Mapping[str, float]]) -> str:
+    texts = [
+        "{median:.2f} ({least:.2f} to {most:.2f})".format(**by_figure[figure]) for figure in FIGURES
+    ]
+    return f"{texts[0]},\n  with map and record {texts[1]}"
+
+
+def main() -> int:
+    return exit_code(partial(run, parse_arguments()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
