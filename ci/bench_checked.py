@@ -1,11 +1,14 @@
 """Times launches of checked builds against launches of release builds, on the host or on a GPU.
 
 Of each unit (an operation and a subject of it) two cases are drawn: the median and the largest of
-many, by the bytes that a launch must write. Each is placed once, between guard pages, and launched
-there by turns, built for release and built with the permission map and the checked index type. Both
-must leave the same bytes. A launch is timed by itself, and with what belongs to it: for a checked
-build that is uploading the map in front of it and reading the record behind it. All times include
-what it takes to call an object from Python, some microseconds.
+many, by the bytes that a launch must write. Each is placed between guard pages and launched there
+by turns, built for release and built with the permission map and the checked index type. Both must
+leave the same bytes. That is done in several rounds over all units, so that neither a machine that
+is busy for some seconds nor memory that lies badly once decides what is said of a unit.
+
+A launch is timed by itself, and with what belongs to it: for a checked build that is uploading the
+map in front of it and reading the record behind it. All times include what it takes to call an
+object from Python, some microseconds.
 
 Exit status: 0 measured, 2 could not measure.
 """
@@ -15,7 +18,9 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,7 +33,7 @@ from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.memory.arena import Arena
+from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
 from pagefuzz.harness.memory.cuda import CudaArena
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
@@ -126,10 +131,22 @@ class Recorded:
             raise
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One case, placed once.
+
+    about  what was launched and compared
+    times  of the launches, by build
+    """
+
+    about: dict[str, Any]
+    times: Mapping[str, Times]
+
+
 def measure(
     arena: Arena, clock: Clock, natives: Mapping[str, BuiltObject], case: Case, launches: int
-) -> dict[str, Any]:
-    """The figures of one case, launched so many times in each build. `natives`: one a build.
+) -> Measured:
+    """Times so many launches of each build. `natives`: one a build.
 
     Raises `CannotCheckError` if a launch fails or the builds leave different bytes.
     """
@@ -148,17 +165,35 @@ def measure(
             device_us, host_us = timed(clock, natives[kind].launch, recorded[kind])
             if number >= 0:
                 times[kind].add(device_us, host_us)
-    medians = {kind: _medians(times[kind]) for kind in BUILDS}
-    return {
+    about = {
         "case": operation.describe(plan),
         "written_bytes": written_bytes(case),
         "compared_bytes": fixed.byte_count,
         "recorded": _required_record(recorded[CHECKED]),
+    }
+    return Measured(about, times)
+
+
+def figures_of(rounds: Sequence[Measured]) -> dict[str, Any]:
+    """Medians over all launches of a case, and each round's ratio."""
+    whole = {kind: Times() for kind in BUILDS}
+    for one in rounds:
+        for kind in BUILDS:
+            whole[kind].extend(one.times[kind])
+    medians = {kind: _medians(whole[kind]) for kind in BUILDS}
+    return rounds[0].about | {
         "medians": medians,
-        "ratio": {
-            figure: round(medians[CHECKED][figure] / medians[RELEASE][figure], 3)
-            for figure in FIGURES
-        },
+        "ratio": _ratio(medians),
+        "ratio_of_each_round": [
+            _ratio({kind: _medians(one.times[kind]) for kind in BUILDS}) for one in rounds
+        ],
+    }
+
+
+def _ratio(medians: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Checked over release."""
+    return {
+        figure: round(medians[CHECKED][figure] / medians[RELEASE][figure], 3) for figure in FIGURES
     }
 
 
@@ -209,31 +244,67 @@ def _required_record(recorded: Recorded) -> dict[str, int]:
     }
 
 
-def measure_unit(
-    subject: Subject, backend: str, driver: Driver | None, arguments: argparse.Namespace
-) -> dict[str, dict[str, Any]]:
-    """The figures of a unit's cases, by their size. Raises `CannotCheckError`."""
-    natives = {}
-    for kind in BUILDS:
-        path = build(subject.source, BuildSpec.parse(backend, kind), twin=subject.twin)
-        natives[kind] = BuiltObject(path, subject.source, subject.operation, subject.symbol)
-    cases = sized_cases(subject, arguments.cases, arguments.seed)
-    arena: Arena = HostArena() if driver is None else CudaArena(driver, natives[RELEASE].scan)
-    clock: Clock = HostClock() if driver is None else DeviceClock(driver)
-    try:
+class Timing:
+    """A unit: its objects, its cases, and what was measured of each so far."""
+
+    def __init__(self, subject: Subject, backend: str, count: int, seed: int) -> None:
+        """Compiles what is not in the build cache. Raises `CannotCheckError`."""
+        self._subject = subject
+        self.name = f"{subject.operation}/{subject.name}"
+        self._natives = {}
+        self._rounds: dict[str, list[Measured]] = {TYPICAL: [], LARGE: []}
+        with self._named():
+            for kind in BUILDS:
+                path = build(subject.source, BuildSpec.parse(backend, kind), twin=subject.twin)
+                self._natives[kind] = BuiltObject(
+                    path, subject.source, subject.operation, subject.symbol
+                )
+            self._cases = sized_cases(subject, count, seed)
+
+    def round(self, driver: Driver | None, launches: int) -> None:
+        """Places each case anew. Raises `CannotCheckError`."""
+        scan = self._natives[RELEASE].scan
+        arena: Arena = HostArena() if driver is None else CudaArena(driver, scan)
+        clock: Clock = HostClock() if driver is None else DeviceClock(driver)
+        try:
+            with self._named():
+                for size, case in self._cases.items():
+                    measured = measure(arena, clock, self._natives, case, launches)
+                    self._rounds[size].append(measured)
+        finally:
+            clock.close()
+            arena.close()
+
+    def to_json(self) -> dict[str, Any]:
         return {
-            size: measure(arena, clock, natives, case, arguments.launches)
-            for size, case in cases.items()
+            "operation": self._subject.operation,
+            "subject": self._subject.name,
+            "cases": {size: figures_of(rounds) for size, rounds in self._rounds.items()},
         }
-    finally:
-        clock.close()
-        arena.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What cannot be measured in between is said with the unit's name."""
+        try:
+            yield
+        except (CannotCheckError, DoesNotFitError) as error:
+            raise CannotCheckError(f"{self.name}: {error}") from None
 
 
 # ---- what is said --------------------------------------------------------------------------------
 
 
-def table_head(backend: str, launches: int) -> str:
+def table(units: Sequence[Mapping[str, Any]], backend: str, launches: int) -> str:
+    lines = [_table_head(backend, launches)]
+    for unit in units:
+        lines.append(f"{unit['operation']}/{unit['subject']}")
+        lines += [_table_row(size, figures) for size, figures in unit["cases"].items()]
+    for size, by_figure in spread(units).items():
+        lines.append(f"checked over release, {size} cases: {_spread_text(by_figure)}")
+    return "\n".join(lines)
+
+
+def _table_head(backend: str, launches: int) -> str:
     where = "between the driver's events" if backend == "cuda" else "what the call takes"
     return "\n".join(
         [
@@ -248,7 +319,7 @@ def table_head(backend: str, launches: int) -> str:
     )
 
 
-def table_row(size: str, figures: Mapping[str, Any]) -> str:
+def _table_row(size: str, figures: Mapping[str, Any]) -> str:
     medians, ratio = figures["medians"], figures["ratio"]
     return f"  {size:<8}{figures['written_bytes']:>14,}" + "".join(
         f"{medians[RELEASE][figure]:>10,.1f}{medians[CHECKED][figure]:>11,.1f}{ratio[figure]:>7.2f}"
@@ -256,7 +327,7 @@ def table_row(size: str, figures: Mapping[str, Any]) -> str:
     )
 
 
-def spread(units: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+def spread(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
     """Least, median and greatest ratio of all units, by size and figure."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for size in (TYPICAL, LARGE):
@@ -269,6 +340,13 @@ def spread(units: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]
                 "most": max(ratios),
             }
     return found
+
+
+def _spread_text(by_figure: Mapping[str, Mapping[str, float]]) -> str:
+    texts = [
+        "{median:.2f} ({least:.2f} to {most:.2f})".format(**by_figure[figure]) for figure in FIGURES
+    ]
+    return f"{texts[0]},\n  with map and record {texts[1]}"
 
 
 def cpu() -> str:
@@ -301,6 +379,9 @@ def parse_arguments() -> argparse.Namespace:
         "--launches", type=int, default=200, metavar="N", help="of each build and case (200)"
     )
     parser.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="with memory of their own (10)"
+    )
+    parser.add_argument(
         "--cases", type=int, default=200, metavar="N", help="drawn, of which two are timed (200)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the cases (1)")
@@ -309,6 +390,8 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("launches", "cases"):
         if (count := getattr(arguments, name)) < 1:
             parser.error(f"--{name} {count} must be at least 1")
+    if not 1 <= arguments.rounds <= arguments.launches:
+        parser.error(f"--rounds {arguments.rounds} must be at least 1 and at most --launches")
     return arguments
 
 
@@ -334,24 +417,17 @@ def run(arguments: argparse.Namespace) -> int:
     if backend == "cuda":
         driver = Driver()
         driver.use_device()
-    print(f"{gpu.name if gpu else 'host'} · {cpu()} · {compiler}")
+    print(f"{gpu.name if gpu else 'host'} · {cpu()} · {compiler}", flush=True)
     for name in others:
         print(f"not timed: {name},\n  {NO_OBJECTS}")
-    print(table_head(backend, arguments.launches), flush=True)
-    units = []
-    for subject in chosen:
-        name = f"{subject.operation}/{subject.name}"
-        print(name, flush=True)
-        try:
-            cases = measure_unit(subject, backend, driver, arguments)
-        except CannotCheckError as error:
-            raise CannotCheckError(f"{name}: {error}") from None
-        for size, figures in cases.items():
-            print(table_row(size, figures), flush=True)
-        units.append({"operation": subject.operation, "subject": subject.name, "cases": cases})
-    ratios = spread(units)
-    for size, by_figure in ratios.items():
-        print(f"checked over release, {size} cases: " + _spread_text(by_figure))
+    timings = [Timing(one, backend, arguments.cases, arguments.seed) for one in chosen]
+    each = -(-arguments.launches // arguments.rounds)
+    for number in range(1, arguments.rounds + 1):
+        for timing in timings:
+            timing.round(driver, each)
+        print(f"round {number} of {arguments.rounds}", flush=True)
+    units = [timing.to_json() for timing in timings]
+    print(table(units, backend, each * arguments.rounds))
     if arguments.report:
         about = head("pagefuzz_bench_checked", SCHEMA, "ci/bench_checked", gpu) | {
             "backend": backend,
@@ -359,18 +435,12 @@ def run(arguments: argparse.Namespace) -> int:
             "compiler": compiler,
             "seed": arguments.seed,
             "cases_drawn": arguments.cases,
-            "launches_of_each": arguments.launches,
+            "launches_of_each": each * arguments.rounds,
+            "rounds": arguments.rounds,
         }
-        report = about | {"ratios": ratios, "units": units, "not_timed": others}
+        report = about | {"ratios": spread(units), "units": units, "not_timed": others}
         write_report(arguments.report, report)
     return 0
-
-
-def _spread_text(by_figure: Mapping[str, Mapping[str, float]]) -> str:
-    texts = [
-        "{median:.2f} ({least:.2f} to {most:.2f})".format(**by_figure[figure]) for figure in FIGURES
-    ]
-    return f"{texts[0]},\n  with map and record {texts[1]}"
 
 
 def main() -> int:

@@ -163,8 +163,7 @@ def report(rounds: list[dict[str, Times]]) -> dict[str, Any]:
     whole = {kind: Times() for kind in KINDS}
     for one in rounds:
         for kind in KINDS:
-            whole[kind].device_us += one[kind].device_us
-            whole[kind].host_us += one[kind].host_us
+            whole[kind].extend(one[kind])
     medians = {kind: whole[kind].medians() for kind in KINDS}
     return {
         "launches_of_each": len(whole[PLAIN].device_us),

@@ -35,6 +35,10 @@ class Times:
         self.device_us.append(device_us)
         self.host_us.append(host_us)
 
+    def extend(self, others: Times) -> None:
+        self.device_us += others.device_us
+        self.host_us += others.host_us
+
     def medians(self) -> dict[str, float]:
         return {
             "device_us": round(median(self.device_us), 3),

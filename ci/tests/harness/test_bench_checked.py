@@ -26,7 +26,7 @@ from pagefuzz.oracles.observation import Status
 from pagefuzz.oracles.verdict import CaseClass
 
 UNIT = ["--op", "cp_gather_cache", "--subject", "bundled:page"]
-FEW = ["--launches", "3", "--cases", "20"]
+FEW = ["--launches", "4", "--rounds", "2", "--cases", "20"]
 SCRIPT = Path(bench_checked.__file__)
 
 
@@ -70,6 +70,7 @@ def require_figures(report: dict[str, Any]) -> None:
                 assert release > 0
                 assert checked > 0
                 assert case["ratio"][figure] == pytest.approx(checked / release, abs=1e-3)
+            assert len(case["ratio_of_each_round"]) == report["rounds"]
             for kind in bench_checked.BUILDS:
                 medians = case["medians"][kind]
                 assert medians["launch_us"] <= medians["with_record_us"]
@@ -89,7 +90,7 @@ def test_two_units_on_the_host(
     assert report["device"] == "host"
     assert report["cpu"]
     assert report["compiler"]
-    assert report["launches_of_each"] == 3
+    assert (report["launches_of_each"], report["rounds"]) == (4, 2)
     names = [(unit["operation"], unit["subject"]) for unit in report["units"]]
     assert names == [("cp_gather_cache", "bundled:page"), ("copy_blocks", "bundled:page")]
     require_figures(report)
@@ -133,12 +134,21 @@ def test_unknown_names(
     assert captured.err.count("\n") == 1
 
 
-def test_no_launches(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--launches", "0"], "--launches 0 must be at least 1"),
+        (["--launches", "3", "--rounds", "4"], "--rounds 4 must be at least 1 and at most"),
+    ],
+)
+def test_no_launches(
+    run: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
     """A median of nothing is not asked for."""
     with pytest.raises(SystemExit) as ended:
-        run("--launches", "0")
+        run(*arguments)
     assert ended.value.code == 2
-    assert "--launches 0 must be at least 1" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_without_a_compiler(
@@ -238,7 +248,9 @@ def test_events_of_a_driver() -> None:
     driver: Any = FakeDriver()
     arena, clock = CudaArena(driver, driver.scan), timing.DeviceClock(driver)
     case = bench_checked.sized_cases(page, 20, 1)["typical"]
-    figures = bench_checked.measure(arena, clock, natives, case, 3)
+    rounds = [bench_checked.measure(arena, clock, natives, case, 3) for _ in range(2)]
+    assert [len(one.times[kind].host_us) for one in rounds for kind in one.times] == [3] * 4
+    figures = bench_checked.figures_of(rounds)
     assert figures["compared_bytes"] >= figures["written_bytes"] > 0
     for medians in figures["medians"].values():
         assert 0 < medians["launch_us"] <= medians["with_record_us"]
