@@ -16,7 +16,10 @@ Exit status: 0 measured, 2 could not measure.
 from __future__ import annotations
 
 import argparse
+import mmap
 import platform
+import random
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -65,6 +69,8 @@ from ci.timing import (
 
 SCHEMA = 1
 WARM_UP = 5
+
+MOST_SHIFT_PAGES = 2**14
 
 RELEASE, CHECKED = "release", "checked"
 BUILDS = (RELEASE, CHECKED)
@@ -244,6 +250,15 @@ def _required_record(recorded: Recorded) -> dict[str, int]:
     }
 
 
+@contextmanager
+def shifted() -> Iterator[None]:
+    """What is mapped in between lies elsewhere than the last time. Where code, stacks and buffers
+    of the emulation lie to each other changes its speed, of a checked build up to twofold."""
+    pages = random.randrange(1, MOST_SHIFT_PAGES)
+    with mmap.mmap(-1, pages * mmap.PAGESIZE):
+        yield
+
+
 class Timing:
     """A unit: its objects, its cases, and what was measured of each so far."""
 
@@ -251,29 +266,44 @@ class Timing:
         """Compiles what is not in the build cache. Raises `CannotCheckError`."""
         self._subject = subject
         self.name = f"{subject.operation}/{subject.name}"
-        self._natives = {}
         self._rounds: dict[str, list[Measured]] = {TYPICAL: [], LARGE: []}
         with self._named():
-            for kind in BUILDS:
-                path = build(subject.source, BuildSpec.parse(backend, kind), twin=subject.twin)
-                self._natives[kind] = BuiltObject(
-                    path, subject.source, subject.operation, subject.symbol
-                )
+            self._paths = {
+                kind: build(subject.source, BuildSpec.parse(backend, kind), twin=subject.twin)
+                for kind in BUILDS
+            }
             self._cases = sized_cases(subject, count, seed)
 
     def round(self, driver: Driver | None, launches: int) -> None:
-        """Places each case anew. Raises `CannotCheckError`."""
-        scan = self._natives[RELEASE].scan
-        arena: Arena = HostArena() if driver is None else CudaArena(driver, scan)
-        clock: Clock = HostClock() if driver is None else DeviceClock(driver)
+        """Places each case anew, on the host code and emulated stacks too. Raises
+        `CannotCheckError`."""
+        with self._named(), TemporaryDirectory() as folder:
+            if driver is None:
+                with shifted():
+                    natives = {kind: self._copied(kind, Path(folder)) for kind in BUILDS}
+                    self._measure(HostArena(), HostClock(), natives, launches)
+            else:
+                natives = {kind: self._object(path) for kind, path in self._paths.items()}
+                arena = CudaArena(driver, natives[RELEASE].scan)
+                self._measure(arena, DeviceClock(driver), natives, launches)
+
+    def _measure(
+        self, arena: Arena, clock: Clock, natives: Mapping[str, BuiltObject], launches: int
+    ) -> None:
         try:
-            with self._named():
-                for size, case in self._cases.items():
-                    measured = measure(arena, clock, self._natives, case, launches)
-                    self._rounds[size].append(measured)
+            for size, case in self._cases.items():
+                self._rounds[size].append(measure(arena, clock, natives, case, launches))
         finally:
             clock.close()
             arena.close()
+
+    def _copied(self, kind: str, folder: Path) -> BuiltObject:
+        """One that is loaded already would stay where it is; a copy is another one."""
+        return self._object(Path(shutil.copy(self._paths[kind], folder / f"{kind}.so")))
+
+    def _object(self, path: Path) -> BuiltObject:
+        one = self._subject
+        return BuiltObject(path, one.source, one.operation, one.symbol)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -306,25 +336,34 @@ def table(units: Sequence[Mapping[str, Any]], backend: str, launches: int) -> st
 
 def _table_head(backend: str, launches: int) -> str:
     where = "between the driver's events" if backend == "cuda" else "what the call takes"
+    both = f"{'release':>9}{'checked':>10}{'ratio':>6}"
     return "\n".join(
         [
             f"median us of {launches:,} launches of each build; launch: {where};",
             "with map and record: from the map's upload until the record is read,",
             "for release until the launch has ended",
+            "the range is that of the rounds: where memory lies counts",
             "",
-            f"{'':24}{'launch':>28}{'with map and record':>28}",
-            f"{'case':<10}{'bytes written':>14}"
-            + 2 * f"{'release':>10}{'checked':>11}{'ratio':>7}",
+            f"{'':17}{'launch':>37}{'with map and record':>25}",
+            f"{'case':<9}{'bytes':>8}{both}{'range':>12}{both}",
         ]
     )
 
 
 def _table_row(size: str, figures: Mapping[str, Any]) -> str:
     medians, ratio = figures["medians"], figures["ratio"]
-    return f"  {size:<8}{figures['written_bytes']:>14,}" + "".join(
-        f"{medians[RELEASE][figure]:>10,.1f}{medians[CHECKED][figure]:>11,.1f}{ratio[figure]:>7.2f}"
-        for figure in FIGURES
+    launch, whole = FIGURES
+    rounds = [one[launch] for one in figures["ratio_of_each_round"]]
+    return (
+        f"  {size:<7}{figures['written_bytes']:>8,}"
+        f"{_us(medians[RELEASE][launch]):>9}{_us(medians[CHECKED][launch]):>10}"
+        f"{ratio[launch]:>6.2f}{f'{min(rounds):.2f}-{max(rounds):.2f}':>12}"
+        f"{_us(medians[RELEASE][whole]):>9}{_us(medians[CHECKED][whole]):>10}{ratio[whole]:>6.2f}"
     )
+
+
+def _us(microseconds: float) -> str:
+    return f"{microseconds:,.{0 if microseconds >= 10_000 else 1}f}"
 
 
 def spread(units: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -379,7 +418,7 @@ def parse_arguments() -> argparse.Namespace:
         "--launches", type=int, default=200, metavar="N", help="of each build and case (200)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="with memory of their own (10)"
+        "--rounds", type=int, default=20, metavar="N", help="with memory of their own (20)"
     )
     parser.add_argument(
         "--cases", type=int, default=200, metavar="N", help="drawn, of which two are timed (200)"
@@ -422,10 +461,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"not timed: {name},\n  {NO_OBJECTS}")
     timings = [Timing(one, backend, arguments.cases, arguments.seed) for one in chosen]
     each = -(-arguments.launches // arguments.rounds)
-    for number in range(1, arguments.rounds + 1):
+    print(f"{arguments.rounds} rounds of {len(timings)} units", flush=True)
+    for _ in range(arguments.rounds):
         for timing in timings:
             timing.round(driver, each)
-        print(f"round {number} of {arguments.rounds}", flush=True)
     units = [timing.to_json() for timing in timings]
     print(table(units, backend, each * arguments.rounds))
     if arguments.report:
