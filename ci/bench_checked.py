@@ -252,8 +252,9 @@ def _required_record(recorded: Recorded) -> dict[str, int]:
 
 @contextmanager
 def shifted() -> Iterator[None]:
-    """What is mapped in between lies elsewhere than the last time. Where code, stacks and buffers
-    of the emulation lie to each other changes its speed, of a checked build up to twofold."""
+    """What is mapped in between lies elsewhere than the last time. The emulation's speed is steady
+    while code, stacks and buffers stay where they are, and differs between processes: that of a
+    checked build up to twofold."""
     pages = random.randrange(1, MOST_SHIFT_PAGES)
     with mmap.mmap(-1, pages * mmap.PAGESIZE):
         yield
