@@ -10,14 +10,11 @@ Exit status: 0 guards cost little enough, 1 they cost more, 2 could not measure.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,18 +22,19 @@ import numpy as np
 from pagefuzz.harness import devices
 from pagefuzz.harness.build import BuildSpec, build
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.memory.arena import DoesNotFitError
 from pagefuzz.harness.memory.cuda import CudaArena, Scan
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.native import BuiltObject
 from pagefuzz.harness.subjects import subject
-from pagefuzz.harness.versions import commit
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, Case, Values
 from pagefuzz.oracles.contents import FILLS, initial_bytes
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Bytes, Plan
-from pagefuzz.oracles.observation import Status
+
+sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
+
+from ci.timing import DeviceClock, Times, exit_code, head, in_turn, timed, write_report
 
 SCHEMA = 1
 OPERATION, SUBJECT = "cp_gather_cache", "bundled:page"
@@ -106,20 +104,6 @@ class PlainMemory:
         self._allocations = []
 
 
-@dataclass
-class Times:
-    """Microseconds of each launch: on the device, and on the host until it had ended."""
-
-    device_us: list[float] = field(default_factory=list)
-    host_us: list[float] = field(default_factory=list)
-
-    def medians(self) -> dict[str, float]:
-        return {
-            "device_us": round(median(self.device_us), 3),
-            "host_us": round(median(self.host_us), 3),
-        }
-
-
 def measure(
     driver: Driver,
     natives: Mapping[str, BuiltObject],
@@ -154,23 +138,13 @@ def measure(
 
 def _round(driver: Driver, natives: Mapping[str, BuiltObject], launches: int) -> dict[str, Times]:
     times = {kind: Times() for kind in KINDS}
-    start, end = driver.event(), driver.event()
+    clock = DeviceClock(driver)
     for number in range(-WARM_UP, launches):
-        for kind in KINDS if number % 2 else reversed(KINDS):
-            launch: Callable[[], tuple[Status, str]] = natives[kind].launch
-            begin = time.perf_counter()
-            driver.record(start)
-            status, message = launch()
-            driver.record(end)
-            driver.synchronise()
-            host_us = (time.perf_counter() - begin) * 1e6
-            if status is not Status.OK:
-                raise CannotCheckError(f"a launch failed: {message}")
+        for kind in in_turn(KINDS, number):
+            device_us, host_us = timed(clock, natives[kind].launch, nullcontext())
             if number >= 0:
-                times[kind].device_us.append(driver.elapsed_us(start, end))
-                times[kind].host_us.append(host_us)
-    driver.forget_event(start)
-    driver.forget_event(end)
+                times[kind].add(device_us, host_us)
+    clock.close()
     return times
 
 
@@ -189,8 +163,7 @@ def report(rounds: list[dict[str, Times]]) -> dict[str, Any]:
     whole = {kind: Times() for kind in KINDS}
     for one in rounds:
         for kind in KINDS:
-            whole[kind].device_us += one[kind].device_us
-            whole[kind].host_us += one[kind].host_us
+            whole[kind].extend(one[kind])
     medians = {kind: whole[kind].medians() for kind in KINDS}
     return {
         "launches_of_each": len(whole[PLAIN].device_us),
@@ -244,22 +217,14 @@ def run(arguments: argparse.Namespace) -> int:
     ratio = figures["ratio"]
     is_little = max(ratio.values()) <= MOST
     if arguments.report:
-        arguments.report.parent.mkdir(parents=True, exist_ok=True)
-        about = {
-            "pagefuzz_bench_guards": SCHEMA,
-            "device": gpu.name,
-            "driver": gpu.driver,
-            "cuda": gpu.cuda,
-            "commit": commit() or "unknown",
-            "command": shlex.join(["ci/bench_guards", *sys.argv[1:]]),
+        about = head("pagefuzz_bench_guards", SCHEMA, "ci/bench_guards", gpu) | {
             "operation": OPERATION,
             "subject": SUBJECT,
             "requests": REQUESTS,
             "tokens_of_each": TOKENS,
             "entry_bytes": ENTRY_BYTES,
         }
-        text = json.dumps(about | figures, indent=2)
-        arguments.report.write_text(text + "\n", encoding="utf-8")
+        write_report(arguments.report, about | figures)
     for unit, where in (("device_us", "on the device"), ("host_us", "until it had ended")):
         both = ", ".join(f"{kind} {figures['medians'][kind][unit]:.2f} us" for kind in KINDS)
         print(
@@ -271,12 +236,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    try:
-        return run(arguments)
-    except (CannotCheckError, DoesNotFitError) as error:
-        print(f"could not measure: {error}", file=sys.stderr)
-        return 2
+    return exit_code(partial(run, parse_arguments()))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pagefuzz.harness.subjects import subject
 @pytest.fixture
 def natives() -> dict[str, BuiltObject]:
     page = subject(bench_guards.SUBJECT, bench_guards.OPERATION)
-    path = build(page.source, BuildSpec("host"))
+    path = build(page.source, BuildSpec.parse("host", "release"))
     return {
         kind: BuiltObject(path, page.source, page.operation, page.symbol)
         for kind in bench_guards.KINDS
