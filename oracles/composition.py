@@ -26,7 +26,7 @@ Decisions:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -189,24 +189,9 @@ def compose(
         if len(claims) * width > MAX_BYTES:
             raise CaseError(f"the rows of a round trip hold more than {MAX_BYTES} bytes")
         old = np.empty((len(claims), width), dtype=np.uint8)
-        for cache in (FIRST, SECOND):
-            kept = [
-                nth
-                for nth, claim in enumerate(claims)
-                if not claim.tokens and claim.origin_cache == cache
-            ]
-            second, stride = None, entries.page_stride_bytes
-            if cache == SECOND:
-                if history.second is None:
-                    continue  # nothing comes from there
-                second, stride = history.second[0], history.second[1].stride_bytes
-            name, begin = source_base(trip, writer, gather, second)
-            page = np.array([claims[nth].origin for nth in kept], dtype=np.int64)
-            slot = np.array([claims[nth].slot for nth in kept], dtype=np.int64)
-            at = reader.addresses(plan.arguments, np.zeros_like(page), slot) + begin
-            at += stride * page[:, None]
-            before.setdefault((name, cache), []).append(at.ravel())
-            old[kept] = held_before(writer.case.seed, at, cache)
+        for key, (kept, at) in _unwritten(trip, writer, gather, plan, entries, history, claims):
+            before.setdefault(key, []).append(at.ravel())
+            old[kept] = held_before(writer.case.seed, at, key[1])
         alternatives = _alternatives(cells, writer, gather, claims, old)
         rows += _rows(reader, cells, plan, gather, number, claims, alternatives, writer)
         reads.append(history.second[0] if gather.second and history.second else None)
@@ -226,6 +211,34 @@ def _entries(trip: RoundTrip, writer: Plan, gather: Gather, width: int) -> Entri
         first = cells.addresses(a, gather.cache, np.array([0, 1]), zero)[:, 0]
         stride = int(first[1] - first[0])
     return Entries(root, int(at.min()), int(at.max()) + 1, a["num_pages"], stride)
+
+
+def _unwritten(
+    trip: RoundTrip,
+    writer: Plan,
+    gather: Gather,
+    plan: Plan,
+    entries: Entries,
+    history: Moved,
+    claims: list[Claim],
+) -> Iterator[tuple[tuple[str, int], tuple[list[int], Int64s]]]:
+    """By key in `Composition.before`: claims that no token wrote to, by index, and int64
+    [n, entry_bytes] where in that memory the bytes lie that their rows come from."""
+    _, reader = sides(trip)
+    memories: list[tuple[int, str | None, int]] = [(FIRST, None, entries.page_stride_bytes)]
+    if history.second is not None:
+        memories.append((SECOND, history.second[0], history.second[1].stride_bytes))
+    for cache, second, stride in memories:
+        kept = [
+            nth
+            for nth, claim in enumerate(claims)
+            if not claim.tokens and claim.origin_cache == cache
+        ]
+        name, begin = source_base(trip, writer, gather, second)
+        page = np.array([claims[nth].origin for nth in kept], dtype=np.int64)
+        slot = np.array([claims[nth].slot for nth in kept], dtype=np.int64)
+        in_page = reader.addresses(plan.arguments, np.zeros_like(page), slot)
+        yield (name, cache), (kept, in_page + begin + stride * page[:, None])
 
 
 def _claims(plan: Plan, tokens: Mapping[int, list[int]], history: Moved, cache: int) -> list[Claim]:

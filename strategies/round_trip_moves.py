@@ -132,15 +132,15 @@ def _swapped(
     if not chosen:
         return Arranged(pages)
     event(f"moves: out{' and in' if back else ''}")
-    count = len(chosen) + seed % 3
-    to = [(nth + seed) % count for nth in range(len(chosen))]
+    count = len(chosen) + 1 + seed % 3
+    to = [(nth + 1 + seed) % count for nth in range(len(chosen))]
     out = list(zip(chosen, to, strict=True))
     strides = {cache: _second_stride(case, cache, size, count, seed) for cache, size in pools}
     second = Second(count, strides)
     launches = [_swap(case, pool, second, _listed(out, seed), "out") for pool in pools]
     if not back:
         seen = {cache: strides.get(cache, strides[pools[0][0]]) for cache in _CACHES_OF}
-        return Arranged(count, tuple(launches), {to: page for page, to in out}, seen)
+        return Arranged(count, tuple(launches), {there: page for page, there in out}, seen)
     others = [page for page in range(min(pages, 2 * _MOST_MOVED)) if page not in chosen]
     places = [*others[:2], *chosen[1:], chosen[0]] if seed % 2 else [*chosen[1:], *others, *chosen]
     places = list(dict.fromkeys(places))

@@ -209,6 +209,9 @@ def test_a_pair_composes_with_swaps(pair, device):
             if not swaps:
                 continue
             verdict = checker.check(trip)
+            if verdict.outcome is Outcome.NOT_RUN:  # a GPU has less room than address space has
+                assert device == "cuda", verdict.not_run
+                continue
             assert verdict.outcome is Outcome.CLEAN, (trip.dumps(), verdict.failures)
             checked += verdict.checked[NAME]
             seen |= {("second", gather.second) for gather in trip.gathers}
