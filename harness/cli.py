@@ -212,8 +212,8 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "roundtrip",
         help="what a writer stores, a reader gathers: do they agree?",
         description="Launches a writer and then a reader on the cache it wrote, sometimes with "
-        "copies of pages in between, and compares every row with what the contracts make of the "
-        "writer's inputs. A unit is one subject of writer and reader; "
+        "copies of pages in between, or swaps to a second cache, and compares every row with what "
+        "the contracts make of the writer's inputs. A unit is one subject of writer and reader; "
         "the first round trip of a unit that fails is minimised and stored.",
     )
     trip.add_argument(
@@ -233,7 +233,8 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     trip.add_argument(
         "--mover",
         metavar="S",
-        help="subject of copy_blocks, which copies pages in between; default: the bundled one",
+        help="subject of copy_blocks or swap_blocks, which move pages in between, such as "
+        "twin:FILE.toml, of the operation it names; the other one, and default: the bundled one",
     )
     _add_device(trip, default=None, has_asan=False)
     bound = trip.add_mutually_exclusive_group()

@@ -19,6 +19,7 @@ from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.round_trip import RoundTrip
 from pagefuzz.oracles.round_trip_judging import NAME
+from pagefuzz.oracles.round_trip_layout import lay_out
 from pagefuzz.oracles.verdict import Outcome, Verdict
 from pagefuzz.strategies.round_trips import round_trips
 
@@ -32,18 +33,23 @@ SHARD = 200
 #: At most so long is spent on minimising one finding.
 SHRINK_S = 20.0
 
+#: How a report says which way pages move.
+_WAYS = {"": "of", "out": "out of", "in": "back into"}
+
 
 @dataclass(frozen=True)
 class RoundTripFinding:
     """A minimised round trip that fails, and on what.
 
     writer, mover, reader  subjects, by name; a trip without moves has a mover too
+    movers                 the subject of each operation that moves pages: `mover` is one of them
     """
 
     trip: RoundTrip
     verdict: Verdict
     writer: str
     mover: str
+    movers: Mapping[str, str]
     reader: str
     backend: str
     build: str
@@ -55,7 +61,8 @@ class RoundTripFinding:
             trip,
             verdict,
             checker.writer.name,
-            checker.mover.name,
+            checker.mover,
+            {operation: subject.name for operation, subject in checker.movers.items()},
             checker.reader.name,
             checker.backend,
             checker.build,
@@ -73,9 +80,12 @@ class RoundTripFinding:
         right = f"{self.writer} -> {self.reader} · {self.backend} · {self.build} build"
         fields = [("case", f"writer  {_described(self.trip.writer)}")]
         for move in self.trip.moves:
-            fields.append(("", f"mover   {self.mover}, of {move.cache}  {_described(move.case)}"))
+            who = self.movers[move.case.operation]
+            of = f"{_WAYS[move.way]} {move.cache}"
+            fields.append(("", f"mover   {who}, {of}  {_described(move.case)}"))
         for gather in self.trip.gathers:
-            of = f"{gather.cache} from byte {gather.first_byte}"
+            which = "the second " if gather.second else ""
+            of = f"{which}{gather.cache} from byte {gather.first_byte}"
             fields.append(("", f"reader  of {of}  {_described(gather.case)}"))
         fields.append(("", f"class: {self.verdict.case_class}"))
         fields += ordered(failure.details)
@@ -257,7 +267,17 @@ def _progress(verdict: Verdict) -> Progress:
 
 
 def _without_move(trip: RoundTrip) -> list[RoundTrip]:
-    return [replace(trip, moves=_others(trip.moves, at)) for at in range(len(trip.moves))]
+    """Those that are left: who reads a second cache needs a move to it."""
+    fewer = [replace(trip, moves=_others(trip.moves, at)) for at in range(len(trip.moves))]
+    return [one for one in fewer if _is_sound(one)]
+
+
+def _is_sound(trip: RoundTrip) -> bool:
+    try:
+        lay_out(trip)
+    except CaseError:
+        return False
+    return True
 
 
 def _without_gather(trip: RoundTrip) -> list[RoundTrip]:

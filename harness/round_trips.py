@@ -1,4 +1,4 @@
-"""Runs round trips: a writer, page copies and a reader, one after the other on one memory."""
+"""Runs round trips: a writer, moves of pages and a reader, one after the other on one memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from pagefuzz.harness.workers.client import worker_for
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
-from pagefuzz.oracles.composition import MOVER
 from pagefuzz.oracles.contents import FILLS
+from pagefuzz.oracles.moved_pages import MOVERS
 from pagefuzz.oracles.observation import Death, Launch, Status
 from pagefuzz.oracles.round_trip import RoundTrip, pair_name
 from pagefuzz.oracles.round_trip_judging import (
@@ -41,14 +41,38 @@ from pagefuzz.oracles.verdict import Failure, Outcome, Verdict
 #: Seconds after which a launch that has not come back is taken for a hang.
 TIMEOUT_S = 60.0
 
+#: Subject of either operation that moves pages, unless another one is asked for.
+MOVER = "bundled:page"
+
+
+def movers_of(name: str) -> dict[str, subjects.Subject]:
+    """By operation, what moves pages: the subject `name` of each that has one, else the default.
+
+    Raises `CannotCheckError` if none has.
+    """
+    found: dict[str, subjects.Subject] = {}
+    errors = []
+    for operation in MOVERS:
+        try:
+            found[operation] = subjects.subject(name, operation)
+        except CannotCheckError as error:
+            errors.append(error)
+    if not found:
+        raise CannotCheckError(f"{errors[0]}; a mover is of {' or '.join(MOVERS)}")
+    return {one: found.get(one) or subjects.subject(MOVER, one) for one in MOVERS}
+
 
 @dataclass(frozen=True)
 class RoundTripAssignment:
-    """What one worker launches on one backend: the two of a pair, and what copies pages."""
+    """What one worker launches on one backend: the two of a pair, and what moves pages."""
 
     writer: Assignment
-    mover: Assignment
+    movers: tuple[Assignment, ...]
     reader: Assignment
+
+    @property
+    def all(self) -> tuple[Assignment, ...]:
+        return (self.writer, *self.movers, self.reader)
 
     @property
     def source_path(self) -> str:
@@ -66,24 +90,25 @@ class RoundTripAssignment:
         return {
             "source_path": self.source_path,
             "writer": self.writer.to_json(),
-            "mover": self.mover.to_json(),
+            "movers": [mover.to_json() for mover in self.movers],
             "reader": self.reader.to_json(),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RoundTripAssignment:
-        return cls(*(Assignment(**data[name]) for name in ("writer", "mover", "reader")))
+        movers = tuple(Assignment(**mover) for mover in data["movers"])
+        return cls(Assignment(**data["writer"]), movers, Assignment(**data["reader"]))
 
     def of(self, operation: str) -> Assignment:
         """Raises `CaseError` if nothing of the operation is launched."""
-        for assignment in (self.writer, self.mover, self.reader):
+        for assignment in self.all:
             if assignment.operation == operation:
                 return assignment
         raise CaseError(f"nothing here launches {operation}")
 
 
 class RoundTripRunner:
-    """A writer, a mover and a reader, loaded, and the memory that all work on.
+    """A writer, movers and a reader, loaded, and the memory that all work on.
 
     device  name of what they run on
     """
@@ -100,7 +125,7 @@ class RoundTripRunner:
             self.device = driver.properties().name
         self._subjects: dict[str, LaunchObject] = {}
         scan: Scan | None = None
-        for one in (assignment.writer, assignment.mover, assignment.reader):
+        for one in assignment.all:
             subject, found = loaded(one)
             if ("cuda" in subject.flags) != (driver is not None):
                 raise CannotCheckError(f"{one.object_path} was not built for {self.device}")
@@ -220,7 +245,8 @@ class RoundTripChecker:
         with RoundTripChecker("concat_and_cache_mla/cp_gather_cache") as checker:
             verdict = checker.check(trip)
 
-    writer, mover, reader  the subjects
+    writer, reader  the subjects
+    movers          those that move pages, by operation; `mover` is the name that was given
     backend, build, device, deaths  as of a `Checker`
     """
 
@@ -232,7 +258,7 @@ class RoundTripChecker:
         device: str = "host",
         build: str = "checked",
         *,
-        mover: str = "bundled:page",
+        mover: str = MOVER,
         timeout_s: float = TIMEOUT_S,
         isolate: bool = True,
         gpu_memory_bytes: int | None = None,
@@ -242,7 +268,7 @@ class RoundTripChecker:
         pair     "WRITER/READER", names of operations
         writer, reader, mover
                  subjects, as `pagefuzz list` shows them, or "twin:<path of a .toml file>"; the
-                 mover is one of copy_blocks
+                 mover is one of copy_blocks or swap_blocks; the other is moved by the bundled one
         device   "host", "cuda" or "auto"
         build    build flags, separated by commas; not asan
         isolate, gpu_memory_bytes  as of a `Checker`
@@ -253,20 +279,20 @@ class RoundTripChecker:
         self.pair = pair
         self.writer = subjects.subject(writer, writes)
         self.reader = subjects.subject(reader, reads)
-        self.mover = subjects.subject(mover, MOVER)
+        self.mover, self.movers = mover, movers_of(mover)
         self.backend = resolve_device(device)
         spec = BuildSpec.parse(self.backend, build)
         if "asan" in spec.flags:
             raise CannotCheckError("round trips have no AddressSanitizer build; try checked")
         self.build = spec.text
-        for subject in (self.writer, self.mover, self.reader):
+        movers = tuple(self.movers.values())
+        for subject in (self.writer, *movers, self.reader):
             subjects.check_binding(registry.operation(subject.operation), subject.source)
-        self._assignment = RoundTripAssignment(
-            *(
-                replace(assignment_of(one, spec), gpu_memory_bytes=gpu_memory_bytes)
-                for one in (self.writer, self.mover, self.reader)
-            )
-        )
+        launched = [
+            replace(assignment_of(one, spec), gpu_memory_bytes=gpu_memory_bytes)
+            for one in (self.writer, *movers, self.reader)
+        ]
+        self._assignment = RoundTripAssignment(launched[0], tuple(launched[1:-1]), launched[-1])
         about = {"pair": pair, "device": self.backend, "build": self.build}
         journal = Journal(new_path(cache_folder().parent / "journals"), **about)
         self._worker = worker_for(

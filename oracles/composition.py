@@ -3,9 +3,9 @@
 A reader's row maps to a slot (B, o). Where a token wrote that slot, the row is decode(encode(x))
 of the token's inputs, bit by bit, any NaN for a computed one; where several did, each element is of
 one of them; where none did, it is decode of what the cache held before. Where pages were copied in
-between, (B, o) is what the slot held whose content came to lie there. All of it follows from the
-inputs, the slot mapping, the pairs and the block table: no operation's `expect` has a say in it, so
-that one misreading of the contract cannot hide in both.
+between, or swapped to a second cache, (B, o) is what the slot held whose content came to lie there.
+All of it follows from the inputs, the slot mapping, the pairs and the block table: no operation's
+`expect` has a say in it, so that one misreading of the contract cannot hide in both.
 
 What it cannot see: where in a cell things lie, nor where in a page, if tokens write all of it. A
 writer and a reader that both swap the order of keys and scales agree with each other, and with
@@ -18,14 +18,15 @@ Decisions:
   malformed.
 * Starts do not decrease, seq_starts are not negative, rows of the table do not overlap. Rows whose
   page is no page, -1 say, or lies past the table, stay as they were.
-* Pages are copied within one cache by copy_blocks, in one layer, at the page stride of the cache,
-  and either with every cell of a page or with no byte of one; another copy is malformed.
+* Pages are copied by copy_blocks or swap_blocks, in one layer, at the page stride of the cache that
+  was written, and either with every cell of a page or with no byte of one; another move is
+  malformed. A second cache has pages of the same bytes, at a stride and of a number of its own.
 * Where the cells of a writer are not torn by the element (records), its tokens have distinct slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -37,6 +38,7 @@ from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.gathered_rows import READERS, GatheredRows, Rows
 from pagefuzz.oracles.layout import Bytes, Plan
+from pagefuzz.oracles.moved_pages import CACHE_NAMES, FIRST, SECOND, Entries, Moved, PageOf, moved
 from pagefuzz.oracles.round_trip import Gather, RoundTrip
 from pagefuzz.oracles.rows import Int64s
 from pagefuzz.oracles.written_cells import WRITERS, WrittenCells
@@ -44,18 +46,16 @@ from pagefuzz.oracles.written_cells import WRITERS, WrittenCells
 #: More cells than this, in bytes, are not composed.
 MAX_BYTES = 2**26
 
-#: The operation that copies pages between a writer and its readers.
-MOVER = "copy_blocks"
-
-#: What a cache held before is payload of another stream than the inputs'.
-_BEFORE = 0x5EED_0F_B4_5EED
+#: What the caches held before is payload of other streams than the inputs', by cache.
+_BEFORE = {FIRST: 0x5EED_0F_B4_5EED, SECOND: 0x5EED_0F_B4_2ECD}
 
 
 @dataclass(frozen=True)
 class Claim:
     """One row of a gather: which slot it reads, and by which way.
 
-    origin  the page that was written; what was stored there is in `page` now
+    page, cache            what is read: a page of the first cache or the second one
+    origin, origin_cache   the page that was written; what was stored there is in `page` now
     """
 
     row: int
@@ -66,12 +66,20 @@ class Claim:
     origin: int
     slot: int
     tokens: tuple[int, ...]
+    cache: int = FIRST
+    origin_cache: int = FIRST
 
     def __str__(self) -> str:
-        moved = f", a copy of page {self.origin}" if self.origin != self.page else ""
+        def named(page: int, cache: int) -> str:
+            swapped = SECOND in (self.cache, self.origin_cache)
+            return f"page {page}{f' of the {CACHE_NAMES[cache]} cache' if swapped else ''}"
+
+        copied = ""
+        if (self.origin_cache, self.origin) != (self.cache, self.page):
+            copied = f", a copy of {named(self.origin, self.origin_cache)}"
         way = (
             f"request {self.request}, row {self.row} -> token position {self.position} -> logical "
-            f"page {self.column} -> page {self.page} offset {self.slot}{moved}"
+            f"page {self.column} -> {named(self.page, self.cache)} offset {self.slot}{copied}"
         )
         if not self.tokens:
             return f"{way}, which no token was written to: what the cache held before"
@@ -103,17 +111,21 @@ class ExpectedRows:
 @dataclass(frozen=True)
 class Composition:
     """rows    of every gather's destinations
-    before  cache with memory of its own -> offsets (int64, ascending, from its base) of the bytes
-            that are read without having been written; `held_before` says what they hold"""
+    before  (buffer of the writer with memory of its own, `FIRST`) or (cache of the writer,
+            `SECOND`) -> offsets (int64, ascending, from the base of its memory) of the bytes that
+            are read without having been written; `held_before` says what they hold
+    reads   of every gather, the cache of the writer whose second cache it reads; None of the
+            first"""
 
     rows: tuple[ExpectedRows, ...]
-    before: Mapping[str, Int64s]
+    before: Mapping[tuple[str, int], Int64s]
+    reads: tuple[str | None, ...]
 
 
-def held_before(seed: int, offsets: Int64s) -> Bytes:
+def held_before(seed: int, offsets: Int64s, cache: int = FIRST) -> Bytes:
     """uint8, shaped like `offsets`: what bytes of a cache hold before a round trip."""
     words, word = np.unique(offsets >> 3, return_inverse=True)
-    held = contents.payload_at(seed ^ _BEFORE, words << 3, 8)
+    held = contents.payload_at(seed ^ _BEFORE[cache], words << 3, 8)
     out: Bytes = held[word.reshape(offsets.shape), offsets & 7]
     return out
 
@@ -135,6 +147,18 @@ def source_offset(trip: RoundTrip, gather: Gather) -> int:
     return int(cells.addresses(trip.writer.sizes, gather.cache, zero, zero)[0, gather.first_byte])
 
 
+def source_base(
+    trip: RoundTrip, writer: Plan, gather: Gather, second: str | None
+) -> tuple[str, int]:
+    """Key in `Composition.before`, and bytes from the base of that memory to src's.
+
+    second  the writer's cache whose second cache src is in; None for the first
+    """
+    root, begin = writer.base(gather.cache)
+    begin += source_offset(trip, gather)
+    return (root, begin) if second is None else (second, begin - writer.base(second)[1])
+
+
 def compose(
     trip: RoundTrip, writer: Plan, gathers: tuple[Plan, ...], moves: tuple[Plan, ...] = ()
 ) -> Composition:
@@ -154,82 +178,71 @@ def compose(
     if not cells.torn and any(len(several) > 1 for several in tokens.values()):
         raise CaseError(f"the tokens of a round trip through {cells.name} need distinct slots")
     rows: list[ExpectedRows] = []
-    before: dict[str, list[Int64s]] = {}
+    reads: list[str | None] = []
+    before: dict[tuple[str, int], list[Int64s]] = {}
     for number, (gather, plan) in enumerate(zip(trip.gathers, gathers, strict=True)):
-        _check_view(trip, gather, plan)
-        claims = _claims(plan, tokens, _origins(trip, writer, gather, plan, moves))
-        width = reader.entry_bytes(plan.arguments)
+        width = _checked_width(trip, gather, plan)
+        entries = _entries(trip, writer, gather, width)
+        history = moved(writer, cells.caches, entries, trip.moves, moves)
+        _check_view(trip, gather, plan, history)
+        claims = _claims(plan, tokens, history, SECOND if gather.second else FIRST)
         if len(claims) * width > MAX_BYTES:
             raise CaseError(f"the rows of a round trip hold more than {MAX_BYTES} bytes")
-        kept = [claim for claim in claims if not claim.tokens]
-        page = np.array([claim.origin for claim in kept], dtype=np.int64)
-        slot = np.array([claim.slot for claim in kept], dtype=np.int64)
-        root, begin = writer.base(gather.cache)
-        begin += source_offset(trip, gather)
-        at = reader.addresses(plan.arguments, page, slot) + begin
-        before.setdefault(root, []).append(at.ravel())
-        alternatives = _alternatives(cells, writer, gather, claims, at, width)
+        old = np.empty((len(claims), width), dtype=np.uint8)
+        for key, (kept, at) in _unwritten(trip, writer, gather, plan, entries, history, claims):
+            before.setdefault(key, []).append(at.ravel())
+            old[kept] = held_before(writer.case.seed, at, key[1])
+        alternatives = _alternatives(cells, writer, gather, claims, old)
         rows += _rows(reader, cells, plan, gather, number, claims, alternatives, writer)
+        reads.append(history.second[0] if gather.second and history.second else None)
     unwritten = {name: np.unique(np.concatenate(several)) for name, several in before.items()}
-    return Composition(tuple(rows), unwritten)
+    return Composition(tuple(rows), unwritten, tuple(reads))
 
 
-def _origins(
-    trip: RoundTrip, writer: Plan, gather: Gather, plan: Plan, moves: tuple[Plan, ...]
-) -> dict[int, int]:
-    """Page -> the page whose entries it holds once all moves are done; the others hold their own.
+def _entries(trip: RoundTrip, writer: Plan, gather: Gather, width: int) -> Entries:
+    cells, _ = sides(trip)
+    a = trip.writer.sizes
+    root, begin = writer.base(gather.cache)
+    zero, ends = np.zeros(2, np.int64), np.array([0, a["page_size_tokens"] - 1])
+    # Addresses grow with the slot.
+    at = cells.addresses(a, gather.cache, zero, ends)[:, gather.first_byte :][:, :width] + begin
+    stride = 0
+    if a["num_pages"] > 1:
+        first = cells.addresses(a, gather.cache, np.array([0, 1]), zero)[:, 0]
+        stride = int(first[1] - first[0])
+    return Entries(root, int(at.min()), int(at.max()) + 1, a["num_pages"], stride)
 
-    Raises `CaseError` for a move of another cache layout, or of a part of the entries.
-    """
+
+def _unwritten(
+    trip: RoundTrip,
+    writer: Plan,
+    gather: Gather,
+    plan: Plan,
+    entries: Entries,
+    history: Moved,
+    claims: list[Claim],
+) -> Iterator[tuple[tuple[str, int], tuple[list[int], Int64s]]]:
+    """By key in `Composition.before`: claims that no token wrote to, by index, and int64
+    [n, entry_bytes] where in that memory the bytes lie that their rows come from."""
     _, reader = sides(trip)
-    origins: dict[int, int] = {}
-    for move, moving in zip(trip.moves, moves, strict=True):
-        if move.case.operation != MOVER:
-            raise CaseError(f"{move.case.operation!r} moves no pages of a round trip; {MOVER} does")
-        if move.cache not in WRITERS[trip.writer.operation].caches:
-            raise CaseError(f"{trip.writer.operation} has no cache {move.cache!r}")
-        a, own = moving.arguments, plan.arguments
-        pages, stride = own["num_pages"], a["page_stride_bytes"]
-        if a["num_layers"] != 1 or a["num_pages"] != pages:
-            raise CaseError(f"a move of a round trip is of one layer and of all {pages} pages")
-        root, begin = writer.base(gather.cache)
-        moved_root, moved_begin = writer.base(move.cache)
-        if root != moved_root:
-            continue
-        zero, ends = np.zeros(2, np.int64), np.array([0, own["page_size_tokens"] - 1])
-        if pages > 1:
-            at = reader.addresses(own, np.array([0, 1]), zero)
-            if not np.array_equal(at[1] - at[0], np.full(at.shape[1], stride)):
-                raise CaseError(f"a move's pages lie {stride} bytes apart, those of src do not")
-        # Addresses grow with the slot.
-        at = reader.addresses(own, zero, ends) + (begin + source_offset(trip, gather) - moved_begin)
-        low, high, reach = int(at.min()), int(at.max()) + 1, max(pages - 1, 0) * stride
-        size = a["page_bytes"]
-        if not 0 <= low < high <= size:
-            apart = high + reach <= 0 or low >= reach + size or (low >= size and high <= stride)
-            if not apart:
-                raise CaseError(f"a move of {size} bytes a page tears the pages of {gather.cache}")
-            continue
-        moved = _copied(moving, pages)
-        origins |= {to: origins.get(page, page) for to, page in moved.items()}
-    return origins
+    memories: list[tuple[int, str | None, int]] = [(FIRST, None, entries.page_stride_bytes)]
+    if history.second is not None:
+        memories.append((SECOND, history.second[0], history.second[1].stride_bytes))
+    for cache, second, stride in memories:
+        kept = [
+            nth
+            for nth, claim in enumerate(claims)
+            if not claim.tokens and claim.origin_cache == cache
+        ]
+        name, begin = source_base(trip, writer, gather, second)
+        page = np.array([claims[nth].origin for nth in kept], dtype=np.int64)
+        slot = np.array([claims[nth].slot for nth in kept], dtype=np.int64)
+        in_page = reader.addresses(plan.arguments, np.zeros_like(page), slot)
+        yield (name, cache), (kept, in_page + begin + stride * page[:, None])
 
 
-def _copied(moving: Plan, pages: int) -> dict[int, int]:
-    """Destination -> source, of the pairs that copy a page."""
-    count = moving.arguments["num_pairs"]
-    ids = index_values.vector(
-        moving.case.values["pairs"], 2 * count, index_values.INT64, "pairs"
-    ).tolist()
-    return {
-        to: page
-        for page, to in zip(ids[::2], ids[1::2], strict=True)
-        if 0 <= page < pages and 0 <= to < pages
-    }
-
-
-def _claims(plan: Plan, tokens: Mapping[int, list[int]], origins: Mapping[int, int]) -> list[Claim]:
-    """The contract's row mapping, as it is written there."""
+def _claims(plan: Plan, tokens: Mapping[int, list[int]], history: Moved, cache: int) -> list[Claim]:
+    """The contract's row mapping, as it is written there. Tokens are in the first cache."""
     a, values = plan.arguments, plan.case.values
     requests, count, size = a["num_requests"], a["num_tokens"], a["page_size_tokens"]
     if not requests:
@@ -269,9 +282,9 @@ def _claims(plan: Plan, tokens: Mapping[int, list[int]], origins: Mapping[int, i
     claims = []
     for (row, r, p, q, slot), page in zip(found, entries, strict=True):
         if 0 <= page < a["num_pages"]:
-            origin = origins.get(page, page)
-            writers = tuple(tokens.get(origin * size + slot, ()))
-            claims.append(Claim(row, r, p, q, page, origin, slot, writers))
+            come_from, origin = history.origin(PageOf(cache, page))
+            writers = tuple(tokens.get(origin * size + slot, ())) if come_from == FIRST else ()
+            claims.append(Claim(row, r, p, q, page, origin, slot, writers, cache, come_from))
     return claims
 
 
@@ -289,17 +302,19 @@ def _hints(plan: Plan) -> dict[int, int]:
 
 
 def _alternatives(
-    cells: WrittenCells, writer: Plan, gather: Gather, claims: list[Claim], at: Int64s, width: int
+    cells: WrittenCells, writer: Plan, gather: Gather, claims: list[Claim], old: Bytes
 ) -> list[Bytes]:
-    """Entries uint8 [n, width]: of every claim the one its first token wrote, its second, ..."""
+    """Entries uint8 [n, width]: of every claim the one its first token wrote, its second, ...; of
+    one without tokens that of `old`."""
+    width = old.shape[1]
     named = sorted({token for claim in claims for token in claim.tokens})
     stored = cells.stored(writer, gather.cache, np.array(named, dtype=np.int64))
     stored = stored[:, gather.first_byte : gather.first_byte + width]
     place = {token: index for index, token in enumerate(named)}
-    old = iter(held_before(writer.case.seed, at))
-    first = np.empty((len(claims), width), dtype=np.uint8)
+    first = old.copy()
     for i, claim in enumerate(claims):
-        first[i] = stored[place[claim.tokens[0]]] if claim.tokens else next(old)
+        if claim.tokens:
+            first[i] = stored[place[claim.tokens[0]]]
     out = [first]
     for nth in range(1, max((len(claim.tokens) for claim in claims), default=0)):
         more = first.copy()
@@ -361,25 +376,46 @@ def _code_nans(
     return FreeNans.of(rows.values, dtype, written[:, None] & (at < count))
 
 
-def _check_view(trip: RoundTrip, gather: Gather, plan: Plan) -> None:
-    """The reader's entries are cells, or the part of each that begins at `first_byte`."""
+def _checked_width(trip: RoundTrip, gather: Gather, plan: Plan) -> int:
+    """Bytes of the reader's entries, which are cells or the part of each from `first_byte` on."""
     cells, reader = sides(trip)
     a, own = trip.writer.sizes, plan.arguments
     if gather.cache not in cells.caches:
         raise CaseError(f"{cells.name} has no cache {gather.cache!r}")
-    for name in ("num_pages", "page_size_tokens"):
-        if a[name] != own[name]:
-            raise CaseError(f"the reader has {name}={own[name]}, the writer {a[name]}")
+    if a["page_size_tokens"] != own["page_size_tokens"]:
+        raise CaseError(
+            f"the reader has page_size_tokens={own['page_size_tokens']}, "
+            f"the writer {a['page_size_tokens']}"
+        )
     width, whole = reader.entry_bytes(own), cells.cell_bytes(a)
     if gather.first_byte + width > whole:
         raise CaseError(
             f"an entry of {width} bytes from byte {gather.first_byte} on is no part of {whole}"
         )
-    last = max(a["num_pages"] - 1, 0)
+    return width
+
+
+def _check_view(trip: RoundTrip, gather: Gather, plan: Plan, history: Moved) -> None:
+    """The reader's entries lie where those of the cache do, the first one or the second."""
+    cells, reader = sides(trip)
+    a, own = trip.writer.sizes, plan.arguments
+    pages, whose = a["num_pages"], "the writer"
+    if gather.second:
+        if history.second is None:
+            raise CaseError(f"no pages of {gather.cache} are swapped to a second cache")
+        pages, whose = history.second[1].count, "the second cache"
+    if own["num_pages"] != pages:
+        raise CaseError(f"the reader has num_pages={own['num_pages']}, {whose} {pages}")
+    last = max(pages - 1, 0)
     page = np.array([0, 0, last, last], dtype=np.int64)
     slot = np.array([0, a["page_size_tokens"] - 1] * 2, dtype=np.int64)
-    written = cells.addresses(a, gather.cache, page, slot)
-    written = written[:, gather.first_byte : gather.first_byte + width]
+    if gather.second and history.second is not None:
+        written = cells.addresses(a, gather.cache, np.zeros_like(page), slot)
+        written = written + history.second[1].stride_bytes * page[:, None]
+    else:
+        written = cells.addresses(a, gather.cache, page, slot)
+    written = written[:, gather.first_byte :][:, : reader.entry_bytes(own)]
     base = source_offset(trip, gather)
     if not np.array_equal(written, reader.addresses(own, page, slot) + base):
-        raise CaseError(f"src does not lie as {gather.cache} does: strides or layout differ")
+        lies = "the second cache" if gather.second else gather.cache
+        raise CaseError(f"src does not lie as {lies} does: strides or layout differ")

@@ -1,7 +1,8 @@
-"""A round trip: one launch of a writer, perhaps copies of pages, then gathers from the cache.
+"""A round trip: one launch of a writer, perhaps moves of pages, then gathers from the cache.
 
-Pure data like a case, and made of cases: each is sound by itself, but what the copies and the
-readers call a cache has no memory of its own. It is the writer's.
+Pure data like a case, and made of cases: each is sound by itself, but what the moves and the
+readers call a cache has no memory of its own. It is the writer's, or a second cache that pages are
+swapped to.
 """
 
 from __future__ import annotations
@@ -25,44 +26,61 @@ class Gather:
     cache       which of the writer's caches src is
     first_byte  of what a token stores there (its *cell*), where an entry of src begins: 0, unless
                 the entry is one head of several
+    second      whether src is not that cache but the one that pages of it are swapped to
     """
 
     case: Case
     cache: str
     first_byte: int = 0
+    second: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"cache": self.cache, "first_byte": self.first_byte, "case": self.case.to_json()}
+        return {
+            "cache": self.cache,
+            "first_byte": self.first_byte,
+            "case": self.case.to_json(),
+            **({"second": True} if self.second else {}),
+        }
 
     @classmethod
     def from_json(cls, data: object) -> Gather:
-        if not isinstance(data, Mapping) or set(data) != {"cache", "first_byte", "case"}:
+        if not isinstance(data, Mapping) or set(data) - {"second"} != {
+            "cache",
+            "first_byte",
+            "case",
+        }:
             raise CaseError("a gather of a round trip needs cache, first_byte and case")
+        second = data.get("second", False)
+        if not isinstance(second, bool):
+            raise CaseError(f"second of a gather must be true or false, got {second!r:.60}")
         first = data["first_byte"]
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise CaseError(f"first_byte must be an integer >= 0, got {first!r:.60}")
-        return cls(Case.from_json(data["case"]), str(data["cache"]), first)
+        return cls(Case.from_json(data["case"]), str(data["cache"]), first, second)
 
 
 @dataclass(frozen=True)
 class Move:
-    """One launch of copy_blocks between the writer and the readers.
+    """One launch of copy_blocks or swap_blocks between the writer and the readers.
 
-    case   of it; its pages lie as those of the cache, and there is one layer
+    case   of it; the pages lie as those of the cache, and there is one layer
     cache  which of the writer's caches its pages are in
+    way    of swap_blocks "out", to the second cache, or "in", back from there; "" of copy_blocks
     """
 
     case: Case
     cache: str
+    way: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"cache": self.cache, "case": self.case.to_json()}
+        way = {"way": self.way} if self.way else {}
+        return {"cache": self.cache, "case": self.case.to_json(), **way}
 
     @classmethod
     def from_json(cls, data: object) -> Move:
-        if not isinstance(data, Mapping) or set(data) != {"cache", "case"}:
+        if not isinstance(data, Mapping) or set(data) - {"way"} != {"cache", "case"}:
             raise CaseError("a move of a round trip needs cache and case")
-        return cls(Case.from_json(data["case"]), str(data["cache"]))
+        return cls(Case.from_json(data["case"]), str(data["cache"]), str(data.get("way", "")))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""All launches of a round trip in one memory: copies and readers work on the written cache.
+"""All launches of a round trip in one memory: moves and readers work on the written cache.
 
-Buffers are called by their launch: "writer.cache", "mover.pairs", "reader.dst", "reader[1].dst".
+Buffers are called by their launch: "writer.cache", "mover.pairs", "reader.dst", "reader[1].dst". A
+second cache is that of the first launch that writes it, "mover.dst_cache".
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError, Placement
-from pagefuzz.oracles.composition import Composition, compose, held_before, source_offset
+from pagefuzz.oracles.composition import Composition, compose, held_before, source_base
 from pagefuzz.oracles.expectation import Expectation, Footprint
 from pagefuzz.oracles.intervals import IntervalSet
-from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer
+from pagefuzz.oracles.layout import Dtype, Image, Plan, PlannedBuffer
+from pagefuzz.oracles.moved_pages import FIRST, SECOND, SWAP, WAYS
 from pagefuzz.oracles.operation import Operation
-from pagefuzz.oracles.round_trip import RoundTrip
+from pagefuzz.oracles.round_trip import Move, RoundTrip
 from pagefuzz.oracles.verdict import CaseClass
 
 
@@ -69,30 +71,30 @@ def lay_out(trip: RoundTrip) -> LaidRoundTrip:
         tuple(step.plan for step in movers),
     )
     buffers, footprints = _own_memory(steps)
+    seconds = _second_caches(trip, movers)
     for step, move in zip(movers, trip.moves, strict=True):
         root, begin = writer.plan.base(move.cache)
-        if not writer.plan.buffers[root].memory_bytes:
-            continue
-        own, cache = step.buffer("cache"), writer.buffer(root)
-        placement = Placement(over=(cache, begin))
-        buffers[own] = replace(buffers[own], placement=placement, image=Image.empty())
-        known, moved = footprints[cache], footprints[own]
-        footprints[cache] = replace(
-            known,
-            may_read=known.may_read.union(_shifted(moved.may_read, begin)),
-            must_write=known.must_write.union(_shifted(moved.must_write, begin)),
-        )
-    for step, gather in zip(readers, trip.gathers, strict=True):
-        root, begin = writer.plan.base(gather.cache)
-        begin += source_offset(trip, gather)
-        if not writer.plan.buffers[root].memory_bytes:
+        for own, which in _caches_of(move).items():
+            if which == SECOND:
+                _share(buffers, footprints, step, own, seconds[move.cache], 0)
+            elif writer.plan.buffers[root].memory_bytes:
+                _share(buffers, footprints, step, own, writer.buffer(root), begin)
+    for step, gather, second in zip(readers, trip.gathers, composition.reads, strict=True):
+        key, begin = source_base(trip, writer.plan, gather, second)
+        cache = writer.buffer(key) if second is None else seconds[key]
+        if not buffers[cache].memory_bytes:
             continue  # a cache without pages has no memory, and src neither
         name = step.buffer("src")
-        over = Placement(over=(writer.buffer(root), begin))
+        if second is not None:
+            src = buffers[name]
+            needed = max(src.alignment_bytes, Dtype(src.dtype).size_bytes)
+            needed = max(needed, buffers[cache].alignment_bytes)
+            buffers[cache] = replace(buffers[cache], alignment_bytes=needed)
+        over = Placement(over=(cache, begin))
         buffers[name] = replace(buffers[name], placement=over, image=Image.empty())
-    for cache, offsets in composition.before.items():
-        name = writer.buffer(cache)
-        held = held_before(trip.writer.seed, offsets)
+    for (key, which), offsets in composition.before.items():
+        name = writer.buffer(key) if which == FIRST else seconds[key]
+        held = held_before(trip.writer.seed, offsets, which)
         buffers[name] = replace(buffers[name], image=Image(offsets, held[:, None]))
         known = footprints.get(name, Footprint())
         reads = known.may_read.union(IntervalSet.of_runs(offsets, 1))
@@ -104,6 +106,47 @@ def lay_out(trip: RoundTrip) -> LaidRoundTrip:
         Plan(trip.writer, {}, buffers),
         Expectation(CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT, footprints=footprints),
         composition,
+    )
+
+
+def _caches_of(move: Move) -> dict[str, int]:
+    """Buffer of the move -> which cache it is."""
+    reads, writes = WAYS[move.case.operation][move.way]
+    if move.case.operation == SWAP:
+        return {"src_cache": reads, "dst_cache": writes}
+    return {"cache": reads}
+
+
+def _second_caches(trip: RoundTrip, movers: Sequence[Step]) -> dict[str, str]:
+    """Cache of the writer -> buffer that is its second cache: one that may be written, if any."""
+    found: dict[str, str] = {}
+    for way in ("out", "in"):
+        for step, move in zip(movers, trip.moves, strict=True):
+            own = "dst_cache" if way == "out" else "src_cache"
+            if move.way == way:
+                found.setdefault(move.cache, step.buffer(own))
+    return found
+
+
+def _share(
+    buffers: dict[str, PlannedBuffer],
+    footprints: dict[str, Footprint],
+    step: Step,
+    own: str,
+    cache: str,
+    begin: int,
+) -> None:
+    """Lays a move's buffer over a cache, from byte `begin` on: what it does there is legal."""
+    name = step.buffer(own)
+    if name == cache:
+        return
+    placement = Placement(over=(cache, begin))
+    buffers[name] = replace(buffers[name], placement=placement, image=Image.empty())
+    known, used = footprints.get(cache, Footprint()), footprints[name]
+    footprints[cache] = replace(
+        known,
+        may_read=known.may_read.union(_shifted(used.may_read, begin)),
+        must_write=known.must_write.union(_shifted(used.must_write, begin)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Round trips: a writer's case as its own strategy draws it, perhaps copies of its pages, gathers.
+"""Round trips: a writer's case as its own strategy draws it, perhaps moves of its pages, gathers.
 
 A writer comes with the views that readers may take of its caches, a reader with the sizes that
 follow from a view. A pair is two names; what is read is drawn here, alike for all of them.
@@ -81,6 +81,7 @@ class Reading:
     has_terminal: int
     spare_columns: int
     spare_rows: int
+    num_pages: int
 
     def values(self) -> dict[str, Values]:
         found = {
@@ -97,7 +98,7 @@ class Reading:
             "num_requests": len(self.table),
             "num_tokens": self.num_tokens,
             "page_size_tokens": writer.sizes["page_size_tokens"],
-            "num_pages": writer.sizes["num_pages"],
+            "num_pages": self.num_pages,
             "table_width": width,
             "table_row_stride": width + self.spare_columns,
             "has_terminal": self.has_terminal,
@@ -230,17 +231,18 @@ def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) ->
     case = _in_layers(case, *draw(_LAYERS))
     views = WRITERS[writer](draw, case)
     written = _written(case)
-    copies, origins = moves(draw, case, list(written))
-    moved = {page: origins.get(page, page) for page in (*origins, *written)}
+    arranged = moves(draw, case, list(written))
     reading = _reading(
         draw,
         case,
-        {page: written[origin] for page, origin in moved.items() if origin in written},
+        arranged.written(written),
+        num_pages=arranged.num_pages,
         row_bytes=sum(view.entry_bytes for view in views),
         most_rows=_MOST_INTERPRETED_ROWS if reader in _INTERPRETED else _MOST_ROWS,
     )
     gathers = []
-    for view in views if len(views) < 3 else _alike(draw, views):
+    for first in views if len(views) < 3 else _alike(draw, views):
+        view = arranged.seen(first)
         own = READERS[reader](draw, case, view, reading)
         sizes = {
             **reading.sizes(case),
@@ -261,9 +263,10 @@ def _round_trips(draw: st.DrawFn, writer: str, reader: str, limit_bytes: int) ->
                 ),
                 view.cache,
                 view.first_byte,
+                arranged.second,
             )
         )
-    return RoundTrip(case, tuple(gathers), copies)
+    return RoundTrip(case, tuple(gathers), arranged.moves)
 
 
 def _alike(draw: st.DrawFn, views: Sequence[View]) -> Sequence[View]:
@@ -322,14 +325,16 @@ def _reading(
     case: Case,
     span: Mapping[int, tuple[int, int]],
     *,
+    num_pages: int,
     row_bytes: int,
     most_rows: int,
 ) -> Reading:
     """Rows near what was written, in pages of any order, and some that nobody wrote.
 
-    span  page -> first and last offset of what tokens stored and now lies there
+    span       page -> first and last offset of what tokens stored and now lies there
+    num_pages  of the cache that is read
     """
-    size, num_pages = case.sizes["page_size_tokens"], case.sizes["num_pages"]
+    size = case.sizes["page_size_tokens"]
     pages = list(span)[:_MOST_PAGES]
     spare = (page for page in range(min(num_pages, 2 * _MOST_PAGES)) if page not in span)
     unwritten = max(draw(_SPARE_PAGES), 0 if pages else 1)
@@ -378,4 +383,5 @@ def _reading(
         has_terminal=has_terminal,
         spare_columns=spare_columns,
         spare_rows=spare_columns,
+        num_pages=num_pages,
     )

@@ -17,8 +17,7 @@ from pagefuzz.harness.findings import cause
 from pagefuzz.harness.reporters.ending import layer_table
 from pagefuzz.harness.reporters.figures import shown_subjects
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
-from pagefuzz.harness.round_trips import RoundTripChecker
-from pagefuzz.oracles.composition import MOVER
+from pagefuzz.harness.round_trips import MOVER, RoundTripChecker, movers_of
 from pagefuzz.oracles.round_trip import load_round_trip
 from pagefuzz.oracles.verdict import Outcome
 from pagefuzz.oracles.wording import count_text
@@ -166,7 +165,8 @@ def _units(
     for pair in wanted or ():
         if pair not in pairs():
             raise CannotCheckError(f"unknown pair {pair!r}; there is {', '.join(pairs())}")
-    mover = _subjects(MOVER, None if mover is None else [mover])[0]
+    mover = mover or MOVER
+    movers_of(mover)  # else no unit could be checked
     units = []
     for pair in wanted or pairs():
         try:

@@ -101,7 +101,7 @@ def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):
         ((str(tmp_path / "none.json"),), "cannot read the round trip"),
         ((str(odd),), "the finding does not say its writer"),
         ((*PAIR, "--build", "asan"), "no AddressSanitizer build"),
-        ((*PAIR, "--mover", "bundled:token"), "not of copy_blocks"),
+        ((*PAIR, "--mover", "bundled:token"), "a mover is of copy_blocks or swap_blocks"),
     ):
         assert main(["roundtrip", *arguments]) == 2, arguments
         said = capsys.readouterr().err

@@ -68,6 +68,9 @@ def corners(laid: LaidRoundTrip) -> dict[str, bool]:
         "no terminal": not first.sizes["has_terminal"] and bool(claims),
         "a page of padding": -1 in table,
         "a moved page is read": any(claim.origin != claim.page for claim in claims),
+        "the second cache is read": any(claim.cache for claim in claims),
+        "a page of the second cache that nobody wrote": any(claim.origin_cache for claim in claims),
+        "swapped out and in": {move.way for move in trip.moves} == {"out", "in"} and bool(claims),
         "pages on a cycle": any(
             step.expectation.counters["pages_on_cycles"] for step in laid.writing[1:]
         ),

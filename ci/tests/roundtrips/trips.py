@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.oracles.round_trip import Gather, Move, RoundTrip
 
 MLA, FLASH = "concat_and_cache_mla", "reshape_and_cache_flash"
-INDEXER, MOVER = "indexer_k_quant_and_cache", "copy_blocks"
+INDEXER, MOVER, SWAP = "indexer_k_quant_and_cache", "copy_blocks", "swap_blocks"
 COPY, DEQUANT = "cp_gather_cache", "gather_and_maybe_dequant_cache"
 
 
@@ -143,6 +144,43 @@ def moved(
         "scratch": Values.literal(),
     }
     return Move(Case(MOVER, {**own, **sizes}, values), cache)
+
+
+def swapped(
+    writer: Case,
+    pairs: list[tuple[int, int]],
+    way: str,
+    *,
+    pages: int = 4,
+    stride: int = 80,
+    **sizes: int,
+) -> Move:
+    """Whole pages of an MLA cache, swapped by (from, to) to a second cache of `pages`, `stride`
+    bytes apart, or back from there."""
+    copy = moved(writer, pairs)
+    first = (copy.case.sizes["num_pages"], copy.case.sizes["page_stride_bytes"])
+    sides = ((first), (pages, stride)) if way == "out" else ((pages, stride), first)
+    own = {"num_pairs": len(pairs)}
+    for side, (count, apart) in zip(("src", "dst"), sides, strict=True):
+        own |= {f"{side}_num_pages": count, f"{side}_page_stride_bytes": apart}
+    own |= {name: copy.case.sizes[name] for name in ("page_bytes", "element_bytes")}
+    values = {"pairs": copy.case.values["pairs"]}
+    return Move(Case(SWAP, {**own, **sizes}, values), "cache", way)
+
+
+def of_second(trip: RoundTrip, *, pages: int = 4, stride: int = 80) -> RoundTrip:
+    """The trip, whose readers read the second cache."""
+    return replace(
+        trip,
+        gathers=tuple(
+            replace(
+                gather,
+                case=gather.case.with_sizes(num_pages=pages, page_stride_bytes=stride),
+                second=True,
+            )
+            for gather in trip.gathers
+        ),
+    )
 
 
 def indexed(
