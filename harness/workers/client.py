@@ -299,7 +299,7 @@ class Worker:
         self._environment, self._journal = dict(environment or {}), journal
         self._running: _Running | None = None
         self._spare: _Running | None = None
-        self.deaths = 0
+        self.deaths = self._asked = 0
         self.device = ""
         self.memory = MemoryUse()
 
@@ -393,8 +393,11 @@ class Worker:
         if self._journal is not None:
             self._journal.write(case)
         try:
-            send(running.channel, message)
+            self._asked += 1
+            send(running.channel, {**message, "number": self._asked})
             answer = self._awaited(running)
+            if answer is not None and answer.get("number") != self._asked:
+                raise ProtocolError("it is not of the case that was asked about")
         except TimeoutError:
             stage = running.box.stage
             running.server.kill(running.pid)
@@ -435,6 +438,8 @@ class Worker:
             return Death(answer["death"]["how"], f"{said}\n{detail}" if detail else said)
         if "case_error" in answer:
             raise CaseError(answer["case_error"])
+        if "spoiled" in answer:
+            self._close_running()
         raise CannotCheckError(answer["cannot_check"])
 
     def _awaited(self, running: _Running) -> Message | None:
