@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import cffi
@@ -27,7 +26,7 @@ _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.S
 #: The kernel counts a thread for a moment after it has been joined.
 _THREADS_END_S = 0.2
 
-_TASKS = Path("/proc/self/task")
+_TASKS = "/proc/self/task"
 
 #: More than a `struct sigaction` has anywhere, and its first member. Of the mask in it the C
 #: library fills in a part.
@@ -78,11 +77,11 @@ def kept_intact() -> Iterator[None]:
 
 def _actions() -> tuple[bytes, ...]:
     """How each fatal signal is handled."""
+    action = _ffi.new("char[]", _ACTION_BYTES)
     out = []
     for number in _FATAL:
-        action = _ffi.new("char[]", _ACTION_BYTES)
         _libc.sigaction(number, _ffi.NULL, action)
-        out.append(bytes(_ffi.buffer(action, _HANDLER_BYTES)))
+        out.append(_ffi.unpack(action, _HANDLER_BYTES))
     return tuple(out)
 
 
@@ -95,7 +94,7 @@ def _changed(before: tuple[bytes, ...]) -> signal.Signals | None:
 
 def _thread_count() -> int:
     """Threads of this process; the kernel has it in the number of links, which is one call."""
-    return _TASKS.stat().st_nlink - 2
+    return os.stat(_TASKS).st_nlink - 2
 
 
 def _left_running(before: int) -> int:

@@ -15,6 +15,7 @@ from ci.tests.processes import children
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.own_process import SpoiledProcessError, kept_intact
 from pagefuzz.harness.running import Answer, Assignment
+from pagefuzz.harness.workers import client
 from pagefuzz.harness.workers.client import Worker, close_servers, worker_for
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
@@ -86,6 +87,19 @@ def _is_zombie(pid: int) -> bool:
             return file.read().rsplit(")", 1)[1].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_an_answer_to_another_question_is_none(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the second one of a process that was forked in the middle of a case."""
+    worker.start()
+    receive = client.receive
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "receive", lambda *said: {**(receive(*said) or {}), "number": 0})
+        with pytest.raises(CannotCheckError, match="not of the case that was asked about"):
+            worker.run(case_of(HARMLESS))
+    assert outcome(worker, HARMLESS) is Outcome.CLEAN
 
 
 def test_without_isolation_nothing_runs_in_a_spoiled_process(assignment: Assignment) -> None:
