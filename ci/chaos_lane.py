@@ -126,7 +126,8 @@ def compile_misbehaving(folder: Path, *arguments: str) -> Path:
     path = folder / "misbehaving.so"
     source = TESTS / "harness" / "misbehaving.c"
     command = [compiler, "-shared", "-fPIC", "-O1", f"-I{subjects.KERNELS}", f"-I{folder}"]
-    subprocess.run([*command, *arguments, "-o", str(path), str(source)], check=True)
+    libraries = ["-lm", "-pthread"]
+    subprocess.run([*command, *arguments, "-o", str(path), str(source), *libraries], check=True)
     return path
 
 

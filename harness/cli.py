@@ -7,6 +7,8 @@ a pass.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import io
 import os
 import re
@@ -348,6 +350,10 @@ def _add_gpu_memory(command: argparse.ArgumentParser) -> None:
     )
 
 
+#: What is used up by others: disks, files that may be open.
+_USED_UP = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Raises `SystemExit` for --help and the like."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -370,9 +376,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output is gone; nothing more can be said, nor should be at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
+    except OSError as error:
+        if error.errno not in _USED_UP:
+            return _broken(error)
+        return _could_not(f"this machine does not let it go on: {error.strerror}")
     except Exception as error:  # noqa: BLE001 - exit code 1 would mean findings
+        return _broken(error)
+
+
+def _broken(error: Exception) -> int:
+    with contextlib.suppress(OSError):
         traceback.print_exc()
-        return _could_not(f"internal error: {type(error).__name__}: {error}; please report it")
+    return _could_not(f"internal error: {type(error).__name__}: {error}; please report it")
 
 
 def _accept_any_stream() -> None:
@@ -422,5 +437,16 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 
 def _could_not(sentence: str) -> int:
-    print(f"pagefuzz: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"pagefuzz: {sentence}", file=sys.stderr, flush=True)
+    _drop_what_cannot_be_written()
     return 2
+
+
+def _drop_what_cannot_be_written() -> None:
+    """What a full disk has left in a stream would decide the exit code when the process ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

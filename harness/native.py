@@ -15,6 +15,7 @@ import numpy as np
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.objects import Store
+from pagefuzz.harness.own_process import kept_intact, restore_arithmetic
 from pagefuzz.harness.sources import source_path
 from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.oracles.case import CaseError
@@ -90,6 +91,7 @@ class BuiltObject:
                 f"cannot load the built object: {why.rstrip('.')}; if it is damaged, remove it, "
                 "and it is built again"
             ) from None
+        restore_arithmetic()  # -ffast-math makes loading it flush subnormal numbers to zero
         if (version := self._function("pf_abi_version")()) != ABI_VERSION:
             raise CannotCheckError(f"{path} has ABI version {version}, not {ABI_VERSION}")
         bits = self._function("pf_build_flags")()
@@ -162,7 +164,7 @@ class BuiltObject:
     def launch(self) -> tuple[Status, str]:
         """Calls the launcher with the marshalled arguments; what it returned, and its sentence."""
         self._message.text[0] = b"\0"
-        code = self._launcher(self._args, self._message)
+        code = self._call()
         text = self._ffi.string(self._message.text).decode("utf-8", "replace")
         # The emulation knows a source by the end of its path.
         text = _PLACE.sub(lambda found: f"{source_path(found[1])}{found[2]}", text)
@@ -172,6 +174,12 @@ class BuiltObject:
             raise CannotCheckError(
                 f"the launcher returned {code}, which is no pf_status ({text or 'no message'})"
             ) from None
+
+    def _call(self) -> int:
+        if "cuda" in self.flags:  # the driver has threads of its own
+            return int(self._launcher(self._args, self._message))
+        with kept_intact():
+            return int(self._launcher(self._args, self._message))
 
     def begin_check(self, plan: Plan, expectation: Expectation, store: Store) -> None:
         """Installs what the contract permits as the permissions of the next launch."""

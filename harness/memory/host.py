@@ -35,6 +35,7 @@ from pagefuzz.harness.memory.arena import (
     round_up,
 )
 from pagefuzz.harness.memory.windows import Windows
+from pagefuzz.harness.own_process import SpoiledProcessError
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer
@@ -54,6 +55,8 @@ _ffi.cdef(
     """
     void *mmap(void *address, size_t size, int protection, int flags, int file, int64_t offset);
     int munmap(void *address, size_t size);
+    ssize_t pread(int file, void *data, size_t size, int64_t offset);
+    ssize_t pwrite(int file, const void *data, size_t size, int64_t offset);
     void __asan_poison_memory_region(const void *address, size_t size);
     void __asan_unpoison_memory_region(const void *address, size_t size);
     """
@@ -67,6 +70,23 @@ def _poison(address: int, size_bytes: int) -> None:
 
 def _unpoison(address: int, size_bytes: int) -> None:
     _libc.__asan_unpoison_memory_region(_ffi.cast("void *", address), size_bytes)
+
+
+#: A byte that the kernel copies from and to: it tells what may be touched without a fault.
+_PROBE = os.memfd_create("pagefuzz-probe", os.MFD_CLOEXEC)
+
+
+def _is_protected(begin: int, size_bytes: int, *, writable: bool) -> bool:
+    """Whether nobody may touch the bytes on either side of a region, and nobody may write to it
+    unless it is writable."""
+    for beside in (begin - 1, begin + size_bytes):
+        if _libc.pwrite(_PROBE, _ffi.cast("void *", beside), 1, 0) == 1:
+            return False
+    if writable:
+        return True
+    first = _ffi.cast("void *", begin)
+    # Where it can be written to after all, it is by what it holds.
+    return not (_libc.pwrite(_PROBE, first, 1, 0) == 1 == _libc.pread(_PROBE, first, 1, 0))
 
 
 class _Mapping:
@@ -294,7 +314,19 @@ class HostArena:
         return int(values.ctypes.data)
 
     def synchronise(self) -> None:
-        """A host launch has ended when it returns."""
+        """A host launch has ended when it returns. Raises `SpoiledProcessError` if it has changed
+        what protects the memory: then nothing that it did elsewhere was seen."""
+        if self._poisons:  # whose runtime does not let anybody look there
+            return
+        spans = [
+            (region.buffer, pool.address, pool.memory.size) for region, pool in self._regions
+        ] + [(one.buffer, one.mapping.address, one.mapping.size_bytes) for one in self._sparse]
+        for buffer, begin, size_bytes in spans:
+            if not _is_protected(begin, size_bytes, writable=is_written(buffer)):
+                raise SpoiledProcessError(
+                    f"the launch has changed the protection of {buffer.name}, or of the memory "
+                    "beside it, so that faults there go unseen"
+                )
 
     def collect(self) -> Collected:
         if self._poisons:

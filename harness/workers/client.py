@@ -22,7 +22,7 @@ from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, FixedBytes, Injection
 from pagefuzz.harness.sources import line_of
 from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
-from pagefuzz.harness.workers.ends import UNKNOWN_END, in_a_line, last_words, name_of_end
+from pagefuzz.harness.workers.ends import KILLERS, UNKNOWN_END, in_a_line, last_words, name_of_end
 from pagefuzz.harness.workers.journal import Journal, Recorded
 from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.harness.workers.output import OutputFile
@@ -94,7 +94,10 @@ class ForkServer:
                 message = None
             if message is None:
                 self.close()
-                said = " ".join(output.text().split()[-40:]) or "nothing was printed"
+                said = (
+                    " ".join(output.text().split()[-40:])
+                    or f"it ended with {self._process.returncode}"
+                )
                 raise CannotCheckError(f"the fork server did not start: {said}")
 
     @property
@@ -199,21 +202,20 @@ class _Running:
     @classmethod
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
         """Raises `CannotCheckError` if the server is gone."""
-        channel, theirs = socket.socketpair()
-        output = OutputFile()
-        box_file = BlackBox.create()
-        running = cls(0, channel, output, BlackBox(box_file), server, oom_kills())
-        try:
+        with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
+            channel, theirs = socket.socketpair()
+            always.callback(theirs.close)
+            on_failure.callback(channel.close)
+            output = on_failure.enter_context(OutputFile())
+            box_file = BlackBox.create()
+            always.callback(os.close, box_file)
+            running = cls(0, channel, output, BlackBox(box_file), server, oom_kills())
+            on_failure.callback(running.box.close)
             descriptors = (theirs.fileno(), output.descriptor, box_file)
             running.pid = server.fork(assignment, descriptors)
             with contextlib.suppress(ProcessLookupError):
                 running.end_file = os.pidfd_open(running.pid)
-        except BaseException:
-            running.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(box_file)
+            on_failure.pop_all()
         return running
 
     def wait(self, timeout_s: float) -> bool:
@@ -299,7 +301,7 @@ class Worker:
         self._environment, self._journal = dict(environment or {}), journal
         self._running: _Running | None = None
         self._spare: _Running | None = None
-        self.deaths = 0
+        self.deaths = self._asked = 0
         self.device = ""
         self.memory = MemoryUse()
 
@@ -313,7 +315,7 @@ class Worker:
             return
         message = self._greet_spare()
         if message is None:
-            self._running = _Running.fork(shared_server(self._environment), self._assignment)
+            self._running = self._forked()
             message = self._greeting(self._running)
         if message is None:
             death = self._bury("start")
@@ -325,8 +327,14 @@ class Worker:
         if self.deaths:
             # Where one has died others will: the next one gets ready, on a GPU for a third of a
             # second, while this one works.
-            with contextlib.suppress(CannotCheckError, OSError):  # that costs time only
-                self._spare = _Running.fork(shared_server(self._environment), self._assignment)
+            with contextlib.suppress(CannotCheckError):  # that costs time only
+                self._spare = self._forked()
+
+    def _forked(self) -> _Running:
+        try:
+            return _Running.fork(shared_server(self._environment), self._assignment)
+        except OSError as error:  # files, processes or memory that are limited
+            raise CannotCheckError(f"no worker can be started: {error.strerror}") from None
 
     def _greeting(self, running: _Running) -> Message | None:
         """What a process says once it has started; None if it has ended instead."""
@@ -393,8 +401,11 @@ class Worker:
         if self._journal is not None:
             self._journal.write(case)
         try:
-            send(running.channel, message)
+            self._asked += 1
+            send(running.channel, {**message, "number": self._asked})
             answer = self._awaited(running)
+            if answer is not None and answer.get("number") != self._asked:
+                raise ProtocolError("it is not of the case that was asked about")
         except TimeoutError:
             stage = running.box.stage
             running.server.kill(running.pid)
@@ -435,6 +446,8 @@ class Worker:
             return Death(answer["death"]["how"], f"{said}\n{detail}" if detail else said)
         if "case_error" in answer:
             raise CaseError(answer["case_error"])
+        if "spoiled" in answer:
+            self._close_running()
         raise CannotCheckError(answer["cannot_check"])
 
     def _awaited(self, running: _Running) -> Message | None:
@@ -468,7 +481,7 @@ class Worker:
         access = None if fault is None else self._access(fault)
         how = name_of_end(status, detail)
         if how == "SIGKILL":
-            detail = f"{_KILLERS[short]}\n{detail}".strip()
+            detail = f"{KILLERS[short]}\n{detail}".strip()
         return Death(how, detail, access)
 
     def _access(self, fault: Fault) -> DeathAccess:
@@ -509,14 +522,6 @@ class _Doubtful:
     death: Death
     launching: bool
     short_of_memory: bool
-
-
-#: Who sent SIGKILL, by whether the kernel has killed for lack of memory meanwhile.
-_KILLERS = {
-    True: "the kernel has ended a process meanwhile, being short of memory: most likely this one",
-    False: "the kernel was not short of memory: somebody ended the process, or it did so itself",
-    None: "nothing tells whether the kernel was short of memory, or who else ended the process",
-}
 
 
 def _is_short_of_memory(running: _Running) -> bool | None:

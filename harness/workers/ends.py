@@ -11,6 +11,13 @@ UNKNOWN_END = "unknown end"
 
 _SHOWN_LINES = 12
 
+#: Who sent SIGKILL, by whether the kernel has killed for lack of memory meanwhile.
+KILLERS = {
+    True: "the kernel has ended a process meanwhile, being short of memory: most likely this one",
+    False: "the kernel was not short of memory: somebody ended the process, or it did so itself",
+    None: "nothing tells whether the kernel was short of memory, or who else ended the process",
+}
+
 
 def name_of_end(status: int | None, output: str) -> str:
     """The short fixed name of an end."""

@@ -16,6 +16,7 @@ from typing import Any
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.memory.use import MemoryUse
+from pagefuzz.harness.own_process import SpoiledProcessError
 from pagefuzz.harness.running import Answer, Injection
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import Assigned
@@ -39,6 +40,7 @@ class InsideWorker:
         self._runner: Runs[Any] | None = None
         self._box: BlackBox | None = None
         self._closed = threading.Event()
+        self._spoiled: SpoiledProcessError | None = None
         self.pid: int | None = None  # nobody may kill it
         self.deaths = 0
         self.device = ""
@@ -75,6 +77,8 @@ class InsideWorker:
                 "an earlier launch has broken the device's context, and it was not isolated: "
                 "nothing more can be launched from this process"
             )
+        if self._spoiled is not None:
+            raise self._spoiled
         self.start()
         assert self._runner is not None
         assert self._box is not None
@@ -90,6 +94,9 @@ class InsideWorker:
         except DeviceFaultError as error:
             self.deaths = 1
             return Death(error.name, str(error))
+        except SpoiledProcessError as error:
+            self._spoiled = error
+            raise
         finally:
             self._box.enter(Stage.IDLE)
             self.memory = self.memory.most(self._runner.memory())

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.memory.use import MemoryUse
+from pagefuzz.harness.own_process import SpoiledProcessError
 from pagefuzz.harness.round_trips import RoundTripAssignment, RoundTripRunner
 from pagefuzz.harness.running import Answer, Assignment, Injection, Runner
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
@@ -39,10 +40,11 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
             box.enter(Stage.PREPARING)
             answer = _answer(runner, message)
             # Until it is sent: a launch may have closed the channel too.
-            send(channel, {**answer, "memory": runner.memory().to_json()})
+            about = {"number": message.get("number"), "memory": runner.memory().to_json()}
+            send(channel, {**answer, **about})
             box.enter(Stage.IDLE)
-            if "death" in answer:
-                return 0  # the context is lost: nothing more can be launched from here
+            if "death" in answer or "spoiled" in answer:
+                return 0  # the context is lost, or so: nothing more can be launched from here
     except BrokenPipeError:
         pass
     runner.close()
@@ -84,6 +86,8 @@ def _answer(runner: Runs[Any], message: Message) -> Message:
         )
     except CaseError as error:
         return {"case_error": str(error)}
+    except SpoiledProcessError as error:
+        return {"cannot_check": str(error), "spoiled": True}
     except CannotCheckError as error:
         return {"cannot_check": str(error)}
     except DeviceFaultError as error:

@@ -131,24 +131,51 @@ class Grid {
     for (unsigned thread = 0; thread < thread_count_; ++thread) threads_[thread] = {};
     next_ = 0;
     waiting_ = 0;
-    while (next_ < thread_count_) start(take_stack());
+    while (next_ < thread_count_) {
+      start(take_stack());
+      if (warps_go_ahead_ && !let_warp_go_ahead(running_ / kWarpSize)) return abandon_all();
+    }
     while (waiting_ > 0) {
-      if (!judge_barriers()) {
-        for (unsigned thread = 0; thread < thread_count_; ++thread) {
-          if (threads_[thread].stack != nullptr) abandon(threads_[thread].stack);
-        }
-        return;
+      if (!judge_barriers()) return abandon_all();
+      resume_released();
+    }
+  }
+
+  // Threads of other warps may not even have begun: a warp waits for nobody else at its own barriers.
+  bool let_warp_go_ahead(unsigned warp) {
+    const unsigned first = warp * kWarpSize;
+    const unsigned end = first + kWarpSize < thread_count_ ? first + kWarpSize : thread_count_;
+    for (;;) {
+      unsigned waits = end;
+      for (unsigned thread = first; thread < end; ++thread) {
+        const Thread& one = threads_[thread];
+        if (one.stack == nullptr && !one.ended) return true;  // has not begun
+        if (one.stack != nullptr && one.barrier.kind == Barrier::kWarp) waits = thread;
       }
-      for (unsigned turn = 0; turn < thread_count_; ++turn) {
-        Thread& thread = threads_[order_[turn]];
-        if (thread.stack == nullptr || !released_[order_[turn] / kWarpSize]) continue;
-        Stack* stack = thread.stack;
-        thread.stack = nullptr;
-        --waiting_;
-        running_ = order_[turn];
-        threadIdx = index_[running_];
-        resume(stack);
-      }
+      if (waits == end) return true;
+      if (!agree(first, end, waits)) return false;
+      for (bool& released : released_) released = false;
+      released_[warp] = true;
+      resume_released();
+    }
+  }
+
+  void resume_released() {
+    for (unsigned turn = 0; turn < thread_count_; ++turn) {
+      Thread& thread = threads_[order_[turn]];
+      if (thread.stack == nullptr || !released_[order_[turn] / kWarpSize]) continue;
+      Stack* stack = thread.stack;
+      thread.stack = nullptr;
+      --waiting_;
+      running_ = order_[turn];
+      threadIdx = index_[running_];
+      resume(stack);
+    }
+  }
+
+  void abandon_all() {
+    for (unsigned thread = 0; thread < thread_count_; ++thread) {
+      if (threads_[thread].stack != nullptr) abandon(threads_[thread].stack);
     }
   }
 
@@ -220,6 +247,8 @@ class Grid {
   pf_message* message_;
   int status_ = PF_OK;
 
+  // In half of the orders warps come as far as they can, in the others side by side.
+  const bool warps_go_ahead_ = order_kind == PF_ORDER_REVERSE || order_kind == PF_ORDER_SHUFFLED;
   unsigned thread_count_ = 0;
   unsigned order_[kMaxThreads];
   uint3 index_[kMaxThreads];

@@ -263,3 +263,17 @@ def test_case_files_of_other_schemas_name_the_schema(cli, tmp_path):
     """A case of a future version is refused with the version that is understood."""
     (tmp_path / "case.json").write_text(json.dumps({"pagefuzz_case": 2}))
     assert '"pagefuzz_case": 1' in _sentence(cli("replay", "case.json"))
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("fuzz", "--subject", "bundled:nobody")])
+@pytest.mark.parametrize("full", ["stdout", "stderr", "both"])
+def test_a_full_disk_for_what_is_printed_is_no_finding(arguments, full) -> None:
+    """An exception that cannot even be printed would end the process with 1."""
+    with open("/dev/full", "w", encoding="utf-8") as disk:
+        streams = {
+            name: disk if full in (name, "both") else subprocess.DEVNULL
+            for name in ("stdout", "stderr")
+        }
+        command = [sys.executable, "-P", "-m", "pagefuzz", *arguments]
+        done = subprocess.run(command, check=False, env={**os.environ, **NO_GPU}, **streams)
+    assert done.returncode == (0 if full == "stderr" and arguments == ("list",) else 2)

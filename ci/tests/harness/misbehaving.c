@@ -1,11 +1,14 @@
 /* A host object behind the ABI of cp_gather_cache that does nothing, or misbehaves as the number of
  * pages says.  It tests the harness, not a kernel. */
 
+#include <fenv.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "abi/common.h"
@@ -56,6 +59,33 @@ static void print_noise(int count) {
   while (count--)
     if (write(1, noise, sizeof noise) < 0) abort();
 }
+
+static void *stays(void *nothing) {
+  for (;;) pause();
+  return nothing;
+}
+
+static void *ends(void *nothing) { return nothing; }
+
+static char *late;
+
+static void *writes_late(void *nothing) {
+  usleep(20000);
+  *late ^= 1;
+  return nothing;
+}
+
+static pthread_t start(void *(*work)(void *)) {
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, work, NULL)) abort();
+  return thread;
+}
+
+static void swallow(int number) { (void)number; }
+
+enum { PAGE = 4096 };
+
+static char *page_of(void *data) { return (char *)((uintptr_t)data / PAGE * PAGE); }
 
 int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *message) {
   message->text[0] = 0;
@@ -109,6 +139,19 @@ int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *mes
       fprintf(stderr, "the last words\n");
       raise(SIGBUS);
       break;
+    case 127: start(stays); break;
+    case 128:
+      late = (char *)args->dst.data - 1;
+      start(writes_late);
+      break;
+    case 129: signal(SIGSEGV, swallow); break;
+    case 130: /* joined: it has ended */
+      pthread_join(start(ends), NULL);
+      break;
+    case 131: mprotect(page_of(args->src.data) - PAGE, PAGE, PROT_READ); break;
+    case 132: mprotect(page_of(args->src.data), PAGE, PROT_READ | PROT_WRITE); break;
+    case 133: fesetround(FE_UPWARD); break;
+    case 134: (void)!fork(); break;
   }
   return PF_OK;
 }

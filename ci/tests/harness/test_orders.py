@@ -11,6 +11,7 @@ from ci.tests.planted import case_of, twin
 from pagefuzz import check
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.subjects import KERNELS
+from pagefuzz.oracles.case import Values
 
 MOST_ORDERS = 8
 
@@ -63,3 +64,29 @@ def test_a_barrier_that_is_missed_in_one_order_only(tmp_path: Path) -> None:
     (failure,) = (one for one in verdict.failures if one.judgement == "launch")
     assert "has ended" in failure.details["access"]
     assert "order" in failure.details["means"]
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_a_barrier_of_warps_in_place_of_the_blocks(tmp_path: Path, pages: int) -> None:
+    """Warps wait for nobody at barriers of their own: one that is ahead of the first thread's reads
+    the page of the last CTA."""
+    text = MISSING.read_text()
+    warps = tmp_path / "warps.toml"
+    warps.write_text(text.replace(LOOKED_UP, f"{LOOKED_UP} __syncwarp();"))
+    case = case_of("missing-barrier")
+    tokens = 16 * pages  # of 64 bytes in vectors of 16: two warps a page
+    sizes = {"num_requests": 1, "num_tokens": tokens, "dst_rows": tokens, "page_size_tokens": 16}
+    sizes |= {"num_pages": pages, "page_stride_bytes": 16 * 64, "table_width": pages}
+    values = {
+        "block_table": Values.literal(*reversed(range(pages))),
+        "starts": Values.literal(0, tokens),
+    }
+    case = replace(case, sizes=dict(case.sizes) | sizes, values=dict(case.values) | values)
+    with Checker(None, f"twin:{warps}", "host", "release") as checker:
+        verdict = checker.check(case)
+    if pages == 1:  # the page of the last CTA is the right one
+        assert verdict.clean, verdict.failures
+        return
+    assert [failure.judgement for failure in verdict.failures] == ["order"]
+    assert "reverse order" in verdict.failures[0].details["means"]
+    assert verdict.launches - 2 <= MOST_ORDERS

@@ -270,3 +270,25 @@ def test_a_death_that_is_not_isolated_is_that_of_the_process(
     entry = last_entry(journal)
     assert entry is not None
     assert entry["case"] == case_of(num_pages).to_json()
+
+
+def open_files() -> set[int]:
+    with os.scandir("/proc/self/fd") as entries:
+        return {int(one.name) for one in entries if os.path.exists(one.path)}
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_a_limit_of_open_files_is_a_sentence(worker: Worker, left: int) -> None:
+    """Not an internal error; and whatever was opened until then is closed."""
+    shared_server()
+    before = open_files()
+    free = [number for number in range(len(before) + 7) if number not in before]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[left], hard))
+    try:
+        with pytest.raises(CannotCheckError, match="no worker can be started: Too many open files"):
+            worker.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_files() == before
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
