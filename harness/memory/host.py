@@ -55,8 +55,7 @@ _ffi.cdef(
     """
     void *mmap(void *address, size_t size, int protection, int flags, int file, int64_t offset);
     int munmap(void *address, size_t size);
-    ssize_t pread(int file, void *data, size_t size, int64_t offset);
-    ssize_t pwrite(int file, const void *data, size_t size, int64_t offset);
+    int madvise(void *address, size_t size, int advice);
     void __asan_poison_memory_region(const void *address, size_t size);
     void __asan_unpoison_memory_region(const void *address, size_t size);
     """
@@ -72,21 +71,23 @@ def _unpoison(address: int, size_bytes: int) -> None:
     _libc.__asan_unpoison_memory_region(_ffi.cast("void *", address), size_bytes)
 
 
-#: A byte that the kernel copies from and to: it tells what may be touched without a fault.
-_PROBE = os.memfd_create("pagefuzz-probe", os.MFD_CLOEXEC)
+# Asks the kernel to make a page ready for reading, or for writing, which it refuses where that is
+# not allowed: four times cheaper than an access of its own that faults.
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+
+
+def _may(access: int, address: int) -> bool:
+    page = _ffi.cast("void *", address - address % PAGE_BYTES)
+    return bool(_libc.madvise(page, 1, access) == 0)
 
 
 def _is_protected(begin: int, size_bytes: int, *, writable: bool) -> bool:
     """Whether nobody may touch the bytes on either side of a region, and nobody may write to it
-    unless it is writable."""
+    unless it is writable. A kernel before Linux 5.14 cannot say, and nothing is found."""
     for beside in (begin - 1, begin + size_bytes):
-        if _libc.pwrite(_PROBE, _ffi.cast("void *", beside), 1, 0) == 1:
+        if _may(_MADV_POPULATE_READ, beside) or _may(_MADV_POPULATE_WRITE, beside):
             return False
-    if writable:
-        return True
-    first = _ffi.cast("void *", begin)
-    # Where it can be written to after all, it is by what it holds.
-    return not (_libc.pwrite(_PROBE, first, 1, 0) == 1 == _libc.pread(_PROBE, first, 1, 0))
+    return writable or not _may(_MADV_POPULATE_WRITE, begin)
 
 
 class _Mapping:
