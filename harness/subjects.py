@@ -23,6 +23,7 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.triton import declared
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.operation import Operation
+from pagefuzz.oracles.wording import unknown_text
 
 KERNELS = Path(kernels.__file__).parent
 BUNDLED = "bundled"
@@ -217,10 +218,9 @@ def subject(name: str, operation: str | None = None) -> Subject:
     if found:
         several = ", ".join(s.operation for s in found)
         raise CannotCheckError(f"subject {name!r} is one of {several}, not{of}")
-    names = ", ".join(s.name for s in subjects() if operation in (None, s.operation))
-    raise CannotCheckError(
-        f"unknown subject {name!r}; there is {names}{of}, and {TWIN}:<path of a .toml file>"
-    )
+    names = [s.name for s in subjects() if operation in (None, s.operation)]
+    also = f"{of}, and {TWIN}:<path of a .toml file>"
+    raise CannotCheckError(unknown_text("subject", name, names, also))
 
 
 def scanning_subject() -> Subject:
