@@ -80,7 +80,7 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
     except KeyboardInterrupt:
         run.interrupt()
     if options.report is not None:
-        write_json(options.report / "sanitizer.json", run.to_json(command, seed))
+        run.report(options.report / "sanitizer.json", command, seed)
     return run.end()
 
 
@@ -209,6 +209,14 @@ class _Run:
         """What was found stays found; what was not looked at is no pass."""
         self._problems["the run"] = "interrupted before it was finished"
         print("pagefuzz: interrupted before every unit was watched", file=sys.stderr)
+
+    def report(self, path: Path, command: Sequence[str], seed: int) -> None:
+        """Writes it; that it could not be written does not undo a finding."""
+        try:
+            write_json(path, self.to_json(command, seed))
+        except CannotCheckError as error:
+            self._problems["the report"] = str(error)
+            print(f"pagefuzz: {error}", file=sys.stderr)
 
     def _journal(self, finding: Finding) -> None:
         assert self._folder is not None

@@ -194,3 +194,16 @@ def test_interrupted_within_a_unit(monkeypatch, tmp_path, capsys):
     assert "1 case, 1 launch watched" in said
     assert "not repeated" in said
     assert len(list((tmp_path / "findings").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "code"), [("bundled:page", 2), (twin("table-width-unguarded"), 1)]
+)
+def test_a_report_that_cannot_be_written(tmp_path, capsys, subject, code):
+    """Is no pass, and does not undo a finding."""
+    run = second_opinion._Run("ubsan", "host", "ubsan", None, keep_going=False)
+    unit = Unit("cp_gather_cache", subject, hostile=True)
+    run.watch(unit, lambda: [case_of("table-width-unguarded")])
+    run.report(tmp_path, ["fuzz"], 0)
+    assert run.end() == code
+    assert capsys.readouterr().err == f"pagefuzz: cannot write {tmp_path}: Is a directory\n"
