@@ -198,12 +198,13 @@ def subjects() -> tuple[Subject, ...]:
 def subject(name: str, operation: str | None = None) -> Subject:
     """The subject called `name`, of `operation` where several operations have one of that name.
 
-    `twin:<path>` with a path that ends in `.toml` is read from there. Raises `CannotCheckError`
-    with the names there are.
+    `twin:<path>` with a path that ends in `.toml` is read from there; its name has the whole path.
+    Raises `CannotCheckError` with the names there are.
     """
     kind, _, rest = name.partition(":")
     if kind == TWIN and rest.endswith(".toml"):
-        found = [_twin(Path(rest).absolute(), name)]
+        path = Path(rest).absolute()  # in its name too: a finding is replayed from other folders
+        found = [_twin(path, f"{TWIN}:{path}")]
     else:
         found = [s for s in subjects() if s.name == name]
     fitting = [s for s in found if operation in (None, s.operation)]
