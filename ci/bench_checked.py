@@ -34,7 +34,6 @@ from typing import Any
 from pagefuzz.harness import devices
 from pagefuzz.harness.build import BuildSpec, build, compiler_version
 from pagefuzz.harness.campaign.plan import Unit
-from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
@@ -54,17 +53,16 @@ from pagefuzz.oracles.observation import CheckRecord, Launch
 
 sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
 
+from ci.reports import exit_code, require_report, write_report
 from ci.timing import (
     Clock,
     DeviceClock,
     HostClock,
     Times,
-    exit_code,
     head,
     in_turn,
     require_ok,
     timed,
-    write_report,
 )
 
 SCHEMA = 1
@@ -451,8 +449,7 @@ def run(arguments: argparse.Namespace) -> int:
     backend = devices.resolve_device(arguments.device)
     gpu = devices.machine().gpu if backend == "cuda" else None
     compiler = compiler_version(backend)
-    if arguments.report:
-        make_folder(arguments.report.parent)  # said now, not when all is measured
+    require_report(arguments.report)
     driver = None
     if backend == "cuda":
         driver = Driver()
@@ -484,7 +481,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    return exit_code(partial(run, parse_arguments()))
+    return exit_code(partial(run, parse_arguments()), "could not measure")
 
 
 if __name__ == "__main__":

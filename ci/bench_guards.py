@@ -34,7 +34,8 @@ from pagefuzz.oracles.layout import Bytes, Plan
 
 sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
 
-from ci.timing import DeviceClock, Times, exit_code, head, in_turn, timed, write_report
+from ci.reports import exit_code, require_report, write_report
+from ci.timing import DeviceClock, Times, head, in_turn, timed
 
 SCHEMA = 1
 OPERATION, SUBJECT = "cp_gather_cache", "bundled:page"
@@ -203,6 +204,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    require_report(arguments.report)
     devices.resolve_device("cuda")
     gpu = devices.machine().gpu
     assert gpu is not None, "resolve_device would have raised"
@@ -236,7 +238,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    return exit_code(partial(run, parse_arguments()))
+    return exit_code(partial(run, parse_arguments()), "could not measure")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ from ci.chaos_lane import (
     LaneJob,
     compile_misbehaving,
 )
+from ci.reports import exit_code, require_report, write_report
 
 SCHEMA = 1
 
@@ -355,8 +358,10 @@ def chaos(options: argparse.Namespace, folder: Path) -> int:
             "wrong": wrong,
             "problems": lanes.problems,
         }
-        options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        try:
+            write_report(options.report, report)
+        except CannotCheckError as error:
+            lanes.problems.append(str(error))
     for said in [*wrong[:20], *lanes.problems]:
         print(f"chaos: {said}", file=sys.stderr)
     if wrong:  # it counts whatever else happened
@@ -397,18 +402,19 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def run(options: argparse.Namespace) -> int:
+    for name, count in (("injection", options.injections), ("job", options.jobs)):
+        if count < 1:
+            raise CannotCheckError(f"there must be at least one {name}")
+    if options.timeout is not None and not 0 < options.timeout < math.inf:
+        raise CannotCheckError(f"--timeout {options.timeout:g} must be more than 0 seconds")
+    require_report(options.report)
+    with tempfile.TemporaryDirectory(prefix="pagefuzz-chaos-") as folder:
+        return chaos(options, Path(folder))
+
+
 def main() -> int:
-    options = parser().parse_args()
-    try:
-        if options.injections < 1:
-            raise CannotCheckError("there must be at least one injection")
-        if options.jobs < 1:
-            raise CannotCheckError("there must be at least one job")
-        with tempfile.TemporaryDirectory(prefix="pagefuzz-chaos-") as folder:
-            return chaos(options, Path(folder))
-    except CannotCheckError as error:
-        print(f"chaos: {error}", file=sys.stderr)
-        return 2
+    return exit_code(partial(run, parser().parse_args()), "chaos")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ Exit status: 0 all equal, 1 a difference or a failed case, 2 could not check.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ from pagefuzz.harness.subjects import check_registry
 from pagefuzz.harness.versions import commit
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import CaseClass, Outcome
+from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
 from pagefuzz.strategies.registry import cases_for
+
+sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
+
+from ci.reports import exit_code, require_report, write_report
 
 SCHEMA = 1
 SHOWN = 5
@@ -128,11 +133,14 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.cases < 1:
         parser.error(f"--cases {arguments.cases} must be at least 1")
+    if arguments.limit < LEAST_LIMIT_BYTES:
+        parser.error(f"--limit {arguments.limit} must be at least {LEAST_LIMIT_BYTES}")
     return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
     check_registry()
+    require_report(arguments.report)
     backend = devices.resolve_device(arguments.against)
     gpu = devices.machine().gpu if backend == "cuda" else None
     subject, build = arguments.subject, arguments.build
@@ -160,7 +168,6 @@ def run(arguments: argparse.Namespace) -> int:
         device = on_gpu.device
     elapsed_s = time.monotonic() - start
     if arguments.report:
-        arguments.report.parent.mkdir(parents=True, exist_ok=True)
         report = {
             "pagefuzz_equality": SCHEMA,
             "pagefuzz": pagefuzz.__version__,
@@ -180,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
             "differences": comparison.differences,
             "seconds": round(elapsed_s, 1),
         }
-        arguments.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_report(arguments.report, report)
     counted = ", ".join(f"{count:,} {kind}" for kind, count in sorted(comparison.cases.items()))
     print(f"{comparison.byte_count:,} bytes compared in {elapsed_s:.0f} s; cases: {counted}")
     if comparison.cases["different"]:
@@ -191,12 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    try:
-        return run(arguments)
-    except CannotCheckError as error:
-        print(f"could not check: {error}", file=sys.stderr)
-        return 2
+    return exit_code(partial(run, parse_arguments()), "could not check")
 
 
 if __name__ == "__main__":

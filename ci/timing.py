@@ -1,4 +1,4 @@
-"""What scripts that time launches share: clocks, medians, the head of a report, how a run ends."""
+"""What scripts that time launches share: clocks, medians, the head of a report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
 
-from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.devices import Gpu
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.versions import commit
 from pagefuzz.oracles.observation import Status
@@ -144,25 +141,3 @@ def head(name: str, schema: int, script: str, gpu: Gpu | None) -> dict[str, Any]
         "commit": commit() or "unknown",
         "command": shlex.join([script, *sys.argv[1:]]),
     }
-
-
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    """Raises `CannotCheckError` with the reason."""
-    make_folder(path.parent)
-    write_json(path, report)
-
-
-def exit_code(run: Callable[[], int]) -> int:
-    """What `run` returns; 2, with one sentence, where it could not measure."""
-    try:
-        return run()
-    except DeviceFaultError as error:
-        why = f"a launch broke the device's context: {error.name} ({error})"
-    except (CannotCheckError, DoesNotFitError) as error:
-        why = str(error)
-    except MemoryError:
-        why = "this machine has no memory left"
-    except KeyboardInterrupt:
-        why = "interrupted"
-    print(f"could not measure: {why}", file=sys.stderr)
-    return 2

@@ -26,6 +26,7 @@ from typing import Any
 
 import pagefuzz.kernels
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.oracles.wording import unknown_text
 
 KERNELS = Path(pagefuzz.kernels.__file__).parent
 
@@ -58,9 +59,7 @@ class BuildSpec:
             )
         for flag in sorted(self.flags):
             if flag not in FLAGS:
-                raise CannotCheckError(
-                    f"unknown build flag {flag!r}; there is {RELEASE} or any of {', '.join(FLAGS)}"
-                )
+                raise CannotCheckError(unknown_text("build flag", flag, (RELEASE, *FLAGS)))
             if self.target == "cuda" and flag in _HOST_ONLY:
                 raise CannotCheckError(
                     f"build flag {flag!r} exists for the host only; a cuda object may be "

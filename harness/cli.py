@@ -7,9 +7,9 @@ a pass.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import io
+import math
 import os
 import re
 import signal
@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pagefuzz import __version__
@@ -45,6 +46,12 @@ _UNIT_BYTES = {"": 1} | {
     for power, letter in enumerate("KMGT", 1)
     for i, base in (("i", 1024), ("", 1000))
 }
+_MOST_DIGITS = 20  # of 2^64
+#: A disk, a quota or a file that is full, of whatever was to be written.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+#: Files that may be open at once, of this process and of all.
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -52,44 +59,60 @@ def duration_s(text: str) -> float:
     """ "90s", "10m", "2h", or plain seconds."""
     match = _DURATION.fullmatch(text)
     seconds = float(match["number"]) * _UNIT_S[match["unit"]] if match else 0.0
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a time such as 90s, 10m or 2h")
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} must be a time such as 90s, 10m or 2h")
     return seconds
 
 
 def natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or more")
-    return int(text)
+    return _whole(text, ", 0 or more")
 
 
 def patience_s(text: str) -> float:
     """As `duration_s`, within the limits of `patience`."""
     seconds = duration_s(text)
     if not is_patience(seconds):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a time from 1s to 24h")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} must be a time from 1s to 24h")
     return seconds
 
 
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
-    return int(text)
+    return _whole(text, ", 1 or more", least=1)
 
 
 def seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**64:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number in 0..2^64-1")
-    return int(text)
+    return _whole(text, " in 0..2^64-1")
+
+
+def _whole(text: str, which: str, least: int = 0) -> int:
+    """Below 2^64, so that nothing that counts it overflows."""
+    number = int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
+    if not least <= number < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} must be a whole number{which}")
+    return number
+
+
+def nonempty(text: str) -> str:
+    """Not empty, as a variable of a script that is not set would be."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """Of a file or folder; the empty one would be the folder that the command runs in."""
+    return Path(nonempty(text))
 
 
 def size_bytes(text: str) -> int:
     """ "8GiB", "512MiB", or plain bytes."""
     match = _SIZE.fullmatch(text)
-    size = int(float(match["number"]) * _UNIT_BYTES[match["unit"]]) if match else 0
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a size such as 8GiB, 512MiB or bytes")
-    return size
+    size = float(match["number"]) * _UNIT_BYTES[match["unit"]] if match else 0.0
+    if not 1 <= size < 2**63:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} must be a size such as 8GiB, 512MiB or bytes"
+        )
+    return int(size)
 
 
 def jobs(text: str) -> int | None:
@@ -177,7 +200,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     fuzz.add_argument(
         "--report",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="write summary.json, findings/ and journal.jsonl there; default: findings/ here, "
         "no summary",
@@ -192,8 +215,8 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Checks one case again. A finding file says on what; for a bare case file it "
         "is, unless given, every bundled subject that is not known to be faulty.",
     )
-    replay.add_argument("case", type=Path, metavar="CASE.json", help="case or finding file")
-    replay.add_argument("--subject", metavar="S", help="default: the finding's")
+    replay.add_argument("case", type=path, metavar="CASE.json", help="case or finding file")
+    replay.add_argument("--subject", type=nonempty, metavar="S", help="default: the finding's")
     _add_device(replay, default=None)
     _add_sanitizer(replay, "show the case to a sanitizer; default: the finding's, else none")
     _add_hang_after(replay, "the finding's, else 60s")
@@ -219,7 +242,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "the first round trip of a unit that fails is minimised and stored.",
     )
     trip.add_argument(
-        "trip", type=Path, nargs="?", metavar="FILE.json", help="one round trip or finding again"
+        "trip", type=path, nargs="?", metavar="FILE.json", help="one round trip or finding again"
     )
     trip.add_argument(
         "--pair", action="append", metavar="W/R", help="writer and reader operation; default: all"
@@ -234,6 +257,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         )
     trip.add_argument(
         "--mover",
+        type=nonempty,
         metavar="S",
         help="subject of copy_blocks or swap_blocks, which move pages in between, such as "
         "twin:FILE.toml, of the operation it names; the other one, and default: the bundled one",
@@ -251,7 +275,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     trip.add_argument("--seed", type=seed, metavar="S", help="default: 0")
     trip.add_argument(
-        "--report", type=Path, metavar="DIR", help="write findings/ there; default: here"
+        "--report", type=path, metavar="DIR", help="write findings/ there; default: here"
     )
     _add_workers(trip)
 
@@ -291,7 +315,7 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     matrix.add_argument(
         "--report",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="write matrix.json there, and findings/ with the cases of what is not as promised; "
         "default: findings/ here",
@@ -311,6 +335,7 @@ def _add_device(
     )
     command.add_argument(
         "--build",
+        type=nonempty,
         metavar="FLAGS",
         help=f"checked, release, ubsan, {'asan, ' if has_asan else ''}coverage, or several, "
         "separated by commas; "
@@ -350,21 +375,25 @@ def _add_gpu_memory(command: argparse.ArgumentParser) -> None:
     )
 
 
-#: What is used up by others: disks, files that may be open.
-_USED_UP = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. Raises `SystemExit` for --help and the like."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     _accept_any_stream()
-    options = parser().parse_args(given)
-    if threading.current_thread() is threading.main_thread():
-        # Else a compiler that is running would be left behind.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
+        return _exit_code(given)
+    finally:
+        _leave_streams()
+
+
+def _exit_code(given: Sequence[str]) -> int:
+    """Also of a run that failed: an exception that got out would be exit code 1, a finding."""
+    try:
+        options = parser().parse_args(given)
+        if threading.current_thread() is threading.main_thread():
+            # Else a compiler that is running would be left behind.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(signal.SIGHUP, signal.default_int_handler)
         code = _run(options, given)
         sys.stdout.flush()
         return code
@@ -373,21 +402,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _could_not("interrupted before anything was checked")
     except BrokenPipeError:
-        # Whoever read the output is gone; nothing more can be said, nor should be at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-    except OSError as error:
-        if error.errno not in _USED_UP:
-            return _broken(error)
-        return _could_not(f"this machine does not let it go on: {error.strerror}")
+        return 2  # whoever read the output is gone
     except Exception as error:  # noqa: BLE001 - exit code 1 would mean findings
-        return _broken(error)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return _could_not(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+        if isinstance(error, OSError) and error.errno in _TOO_MANY:
+            return _could_not(f"this machine does not let it go on: {error.strerror}")
+        said = f"internal error: {type(error).__name__}: {error}; please report it"
+        return _could_not(said, traceback.format_exc())
 
 
-def _broken(error: Exception) -> int:
-    with contextlib.suppress(OSError):
-        traceback.print_exc()
-    return _could_not(f"internal error: {type(error).__name__}: {error}; please report it")
+def _leave_streams() -> None:
+    """What cannot be written is dropped, else Python's own attempt would decide the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _accept_any_stream() -> None:
@@ -436,17 +467,7 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
         raise CannotCheckError(str(error)) from error
 
 
-def _could_not(sentence: str) -> int:
-    with contextlib.suppress(OSError):
-        print(f"pagefuzz: {sentence}", file=sys.stderr, flush=True)
-    _drop_what_cannot_be_written()
+def _could_not(sentence: str, detail: str = "") -> int:
+    with suppress(OSError):  # where nobody can be told, the exit code stays
+        print(f"{detail}pagefuzz: {sentence}", file=sys.stderr)
     return 2
-
-
-def _drop_what_cannot_be_written() -> None:
-    """What a full disk has left in a stream would decide the exit code when the process ends."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

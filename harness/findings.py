@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -175,8 +176,12 @@ class Finding:
             _ = finding.failure
         except KeyError as error:
             raise CaseError(f"the finding lacks {error}") from None
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CaseError(f"the finding is malformed: {error}") from None
+        if finding.operation != case.operation:
+            raise CaseError(
+                f"the finding is of {finding.operation!r:.60}, but its case of {case.operation!r}"
+            )
         return finding
 
     # ---- as text ------------------------------------------------------------------------------
@@ -194,10 +199,12 @@ class Finding:
         fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, self._repeated())))))
         lines = report_lines(left, right, fields, width)
         if path is not None:
-            shown = _shown(path)
+            shown = shown_path(path)
+            test = shown.with_name(self._test_name(path))
             waits = "" if self.hang_after_s is None else f" {argument(self.hang_after_s)}"
-            lines.append(f"{'again':<{_LABEL_WIDTH}}pagefuzz replay {shown}{waits}")
-            lines.append(" " * _LABEL_WIDTH + f"pytest {shown.with_name(self._test_name(path))}")
+            replay = f"pagefuzz replay {shlex.quote(str(shown))}{waits}"
+            lines.append(f"{'again':<{_LABEL_WIDTH}}{replay}")
+            lines.append(f"{'':<{_LABEL_WIDTH}}pytest {shlex.quote(str(test))}")
         return "\n".join(line.rstrip() for line in lines)
 
     def _seen(self) -> str:
@@ -290,7 +297,7 @@ def load_finding(path: Path) -> Finding:
         raise CaseError(f"{path}: cannot read the finding: {error.strerror}") from None
     except CaseError as error:
         raise CaseError(f"{path}: {error}") from None
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise CaseError(f"{path}: not a JSON finding: {error}") from None
 
 
@@ -375,7 +382,7 @@ def _slug(word: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", word.lower()).strip("-")[:40]
 
 
-def _shown(path: Path) -> Path:
+def shown_path(path: Path) -> Path:
     """Relative to where the command runs, if it lies below."""
     try:
         return path.absolute().relative_to(Path.cwd())

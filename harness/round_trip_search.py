@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,13 @@ from typing import Any, TypeVar
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import cause, ordered, report_lines, write_whole
+from pagefuzz.harness.findings import (
+    cause,
+    ordered,
+    report_lines,
+    shown_path,
+    write_whole,
+)
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
@@ -93,7 +100,7 @@ class RoundTripFinding:
         fields.append(("seen", "; ".join([f"{NAME} (composition of contracts)", *others])))
         lines = report_lines(left, right, fields, width)
         if path is not None:
-            lines.append(f"again   pagefuzz roundtrip {path}")
+            lines.append(f"again   pagefuzz roundtrip {shlex.quote(str(shown_path(path)))}")
         return "\n".join(line.rstrip() for line in lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -168,6 +175,7 @@ class Searched:
     trips    that were checked while nothing failed
     checked  bytes of rows that were compared
     not_run  reasons, by number of trips
+    was_interrupted  by Ctrl-C and the like
     totals   of those that were judged: cases, classes and what each detection layer examined
     """
 
@@ -176,6 +184,7 @@ class Searched:
     not_run: dict[str, int]
     totals: Progress = field(default_factory=Progress)
     finding: RoundTripFinding | None = None
+    was_interrupted: bool = False
 
 
 class _FailedError(Exception):
@@ -209,8 +218,11 @@ class Search:
                 )
                 shard += 1
         except (_FailedError, _TimeIsUp, Flaky):
-            if self._smallest is not None:
-                self._result.finding = self._finding(*self._smallest)
+            pass
+        except KeyboardInterrupt:  # what failed until now stays found
+            self._result.was_interrupted = True
+        if self._smallest is not None:
+            self._result.finding = self._finding(*self._smallest)
         return self._result
 
     def _body(self, trip: RoundTrip) -> None:
@@ -239,9 +251,14 @@ class Search:
     def _finding(self, trip: RoundTrip, verdict: Verdict) -> RoundTripFinding:
         """Without the moves and gathers that the failure does not need: a writer of several heads
         is drawn with one gather for each."""
-        for without in (_without_move, _without_gather):
-            while (fewer := self._fewer(trip, verdict, without)) is not None:
-                trip, verdict = fewer
+        try:
+            for without in (_without_move, _without_gather):
+                while not self._result.was_interrupted:
+                    if (fewer := self._fewer(trip, verdict, without)) is None:
+                        break
+                    trip, verdict = fewer
+        except KeyboardInterrupt:
+            self._result.was_interrupted = True
         return RoundTripFinding.of(self._checker, trip, verdict)
 
     def _fewer(

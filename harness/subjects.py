@@ -23,6 +23,7 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.triton import declared
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.operation import Operation
+from pagefuzz.oracles.wording import unknown_text
 
 KERNELS = Path(kernels.__file__).parent
 BUNDLED = "bundled"
@@ -197,12 +198,13 @@ def subjects() -> tuple[Subject, ...]:
 def subject(name: str, operation: str | None = None) -> Subject:
     """The subject called `name`, of `operation` where several operations have one of that name.
 
-    `twin:<path>` with a path that ends in `.toml` is read from there. Raises `CannotCheckError`
-    with the names there are.
+    `twin:<path>` with a path that ends in `.toml` is read from there; its name has the whole path.
+    Raises `CannotCheckError` with the names there are.
     """
     kind, _, rest = name.partition(":")
     if kind == TWIN and rest.endswith(".toml"):
-        found = [_twin(Path(rest).absolute(), name)]
+        path = Path(rest).absolute()  # in its name too: a finding is replayed from other folders
+        found = [_twin(path, f"{TWIN}:{path}")]
     else:
         found = [s for s in subjects() if s.name == name]
     fitting = [s for s in found if operation in (None, s.operation)]
@@ -217,10 +219,9 @@ def subject(name: str, operation: str | None = None) -> Subject:
     if found:
         several = ", ".join(s.operation for s in found)
         raise CannotCheckError(f"subject {name!r} is one of {several}, not{of}")
-    names = ", ".join(s.name for s in subjects() if operation in (None, s.operation))
-    raise CannotCheckError(
-        f"unknown subject {name!r}; there is {names}{of}, and {TWIN}:<path of a .toml file>"
-    )
+    names = [s.name for s in subjects() if operation in (None, s.operation)]
+    also = f"{of}, and {TWIN}:<path of a .toml file>"
+    raise CannotCheckError(unknown_text("subject", name, names, also))
 
 
 def scanning_subject() -> Subject:

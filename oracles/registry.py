@@ -13,6 +13,7 @@ from pagefuzz.oracles import judgements as judgements_package
 from pagefuzz.oracles import operations as operations_package
 from pagefuzz.oracles.judgement import Judgement
 from pagefuzz.oracles.operation import Operation
+from pagefuzz.oracles.wording import unknown_text
 
 _Kind = TypeVar("_Kind", Operation, Judgement)
 
@@ -60,6 +61,4 @@ def operation(name: str) -> Operation:
     try:
         return operations()[name]
     except KeyError:
-        raise UnknownNameError(
-            f"unknown operation {name!r}; there is {', '.join(operations())}"
-        ) from None
+        raise UnknownNameError(unknown_text("operation", name, operations())) from None

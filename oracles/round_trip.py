@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pagefuzz.oracles.case import Case, CaseError
@@ -152,6 +153,8 @@ def load_round_trip(path: str | Path) -> RoundTrip:
         raise CaseError(f"{path}: cannot read the round trip: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise CaseError(f"{path}: not a JSON round trip: {error}") from None
+    if isinstance(data, dict) and not data.keys().isdisjoint({"pagefuzz_case", "pagefuzz_finding"}):
+        raise CaseError(f"{path} is a case of one launch; try: pagefuzz replay {quote(str(path))}")
     if isinstance(data, dict) and "round_trip" in data:
         data = data["round_trip"]
     try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from pagefuzz.oracles.intervals import IntervalSet
 
 
@@ -13,6 +16,24 @@ def byte_text(value: int) -> str:
 def count_text(count: int, noun: str) -> str:
     """ "1 byte", "2 bytes"; nouns whose plural is an added s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def unknown_text(what: str, name: str, names: Iterable[str], also: str = "") -> str:
+    """A name that is not there, the one that was probably meant, and those that are.
+
+    Of "bundled:page" only what stands behind the colon is compared. `also` follows the names.
+    """
+    known = list(dict.fromkeys(names))
+    meant = {_compared(one): one for one in known}
+    close = difflib.get_close_matches(_compared(name), meant, n=1)
+    there = f"here is {', '.join(known)}{also}"
+    if close:
+        return f"unknown {what} {name!r:.200}; did you mean {meant[close[0]]!r}? T{there}"
+    return f"unknown {what} {name!r:.200}; t{there}"
+
+
+def _compared(name: str) -> str:
+    return name.rpartition(":")[2].casefold()
 
 
 def share_text(part: int, whole: int, noun: str) -> str:

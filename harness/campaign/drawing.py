@@ -17,7 +17,16 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.statistics import collector, describe_statistics
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["Drawing", "Flaky", "draw_from_the_seed_alone", "feed", "use_cache"]
+from pagefuzz.harness.build import cache_folder
+
+__all__ = [
+    "Drawing",
+    "Flaky",
+    "draw_from_the_seed_alone",
+    "feed",
+    "leave_the_folder_alone",
+    "use_cache",
+]
 
 T = TypeVar("T")
 
@@ -87,6 +96,11 @@ class Drawing:
 def use_cache(folder: Path) -> None:
     """Where Hypothesis keeps what it works out, in place of a folder where the command runs."""
     set_hypothesis_home_dir(folder)
+
+
+def leave_the_folder_alone() -> None:
+    """Of a command that draws in its own process: no `.hypothesis` where it runs."""
+    use_cache(cache_folder().parent / "hypothesis")
 
 
 def feed(event: str, counters: Mapping[str, int]) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 
 from pagefuzz.harness.doctor import examine
 from pagefuzz.harness.layers import CUDA, HOST, LAYERS
-from pagefuzz.harness.reporters.figures import table
+from pagefuzz.harness.reporters.figures import screen_width, table
 
 _NAME_WIDTH = 19
 
 
 def doctor() -> int:
     """Exit code 0 if anything can be checked here, else 2."""
-    width = shutil.get_terminal_size().columns
+    width = screen_width()
     found = examine()
     for fact in found.facts:
         _field(f"{' ' if fact.there else '!'} {fact.name}", fact.text, width)

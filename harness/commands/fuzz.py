@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import textwrap
@@ -23,7 +22,7 @@ from pagefuzz.harness.devices import machine, resolve_device
 from pagefuzz.harness.errors import CannotCheckError, MissingPackageError
 from pagefuzz.harness.profiles import PROFILES, Profile
 from pagefuzz.harness.reporters import Reporter
-from pagefuzz.harness.reporters.figures import duration
+from pagefuzz.harness.reporters.figures import duration, plural, screen_width
 from pagefuzz.harness.reporters.live import LiveReporter
 from pagefuzz.harness.reporters.plain import PlainReporter
 from pagefuzz.harness.reporters.summary import SummaryReporter
@@ -88,7 +87,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
     judgements = registry.judgements()
     judgement_units = {name: judgement.unit for name, judgement in judgements.items()}
     found_versions, found_commit = versions(), commit()
-    bound = f"{duration(time_s)} in all" if time_s is not None else f"{cases:,} cases a unit"
+    bound = f"{duration(time_s)} in all" if time_s is not None else _a_unit(cases)
     header = _header(
         units,
         backend,
@@ -138,6 +137,10 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
             raise
         print(f"pagefuzz: {error}", file=sys.stderr)
         return campaign.result.exit_code
+
+
+def _a_unit(cases: int | None) -> str:
+    return f"{plural(cases or 0, 'cases')} a unit"
 
 
 def _jobs_for(backend: str) -> int:
@@ -201,20 +204,20 @@ def _header(
     names = ", ".join(f"{u.name}{'' if u.hostile else ' (no hostile cases)'}" for u in units)
     of = f" ({found_commit[:12]})" if found_commit else ""
     compiler = found["host compiler" if backend == "host" else "nvcc"]
-    lines = [
-        (
-            f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
-            f"Hypothesis {found['hypothesis']}, torch {found['torch']}"
-        )
-    ]
-    width = shutil.get_terminal_size().columns
+    packages = (
+        f"pagefuzz {found['pagefuzz']}{of}, Python {found['python']}, "
+        f"Hypothesis {found['hypothesis']}, torch {found['torch']}"
+    )
+    lines = []
+    width = screen_width()
     for label, text in (
-        ("device", f"{device}; {compiler}"),
-        ("units", names),
-        ("profile", run),
+        ("", packages),
+        ("device   ", f"{device}; {compiler}"),
+        ("units    ", names),
+        ("profile  ", run),
     ):
         lines += textwrap.wrap(
-            f"{label:<9}{text}",
+            f"{label}{text}",
             width,
             subsequent_indent=" " * 9,
             break_on_hyphens=False,
@@ -231,4 +234,4 @@ def _terminal_reporter(
         from rich.console import Console
 
         return LiveReporter(header, judgement_units, Console(highlight=False))
-    return PlainReporter(header, judgement_units, shutil.get_terminal_size().columns)
+    return PlainReporter(header, judgement_units, screen_width())

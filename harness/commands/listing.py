@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections.abc import Iterable
 
 from pagefuzz.harness import subjects
+from pagefuzz.harness.reporters.figures import screen_width
 from pagefuzz.oracles import registry
 
 
 def listing() -> int:
-    width = shutil.get_terminal_size().columns
+    width = screen_width()
     _print("operations", ((o.name, o.summary) for o in registry.operations().values()), width)
     for operation in registry.operations():
         rows = []

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
 from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import write_whole
 from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Kind, Layer, Matrix, Wrong, examine
+from pagefuzz.harness.reporters.figures import plural
 from pagefuzz.harness.subjects import Subject
 from pagefuzz.harness.versions import commit, versions
+from pagefuzz.oracles.wording import count_text, unknown_text
 
 _LEGEND = """\
 One access that the contract forbids, at the end of each launch of a sound
@@ -39,6 +42,11 @@ _One = TypeVar("_One", Kind, Layer)
 def matrix(options: argparse.Namespace) -> int:
     """Returns the exit code: 1 if a layer does not see what it promises, or sees what is not there.
     Raises `CannotCheckError`."""
+    if options.skip >= options.tries:
+        raise CannotCheckError(
+            f"--skip {options.skip} leaves none of {count_text(options.tries, 'case')} for each "
+            "cell; give more --tries"
+        )
     backend = resolve_device(options.device)
     layers, kinds = _named("layer", LAYERS, options.layer), _named("kind", KINDS, options.kind)
     chosen = selected_subjects(options.op, options.subject)
@@ -50,6 +58,7 @@ def matrix(options: argparse.Namespace) -> int:
     tries = f"{options.tries} {'try' if options.tries == 1 else 'tries'} each"
     print(f"device  {gpu.name if backend == 'cuda' and gpu else 'host'}; {tries}")
     print(_LEGEND)
+    leave_the_folder_alone()
     found: list[tuple[Subject, Matrix]] = []
     problems: list[str] = []
     was_interrupted = False
@@ -85,8 +94,9 @@ def matrix(options: argparse.Namespace) -> int:
         for one in cell.wrong
     ]
     print(
-        f"{sum(cell.tries for cell in all_cells):,} injected accesses in {len(all_cells):,} cells, "
-        f"{sum(not cell.kept for cell in all_cells)} cells not as promised",
+        f"{plural(sum(cell.tries for cell in all_cells), 'injected accesses')} in "
+        f"{plural(len(all_cells), 'cells')}, "
+        f"{plural(sum(not cell.kept for cell in all_cells), 'cells')} not as promised",
         flush=True,
     )
     _say(wrong, options, backend, problems)
@@ -173,7 +183,7 @@ def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None
     """All of them if none is asked for."""
     names = [one.name for one in there_are]
     if unknown := sorted(set(asked_for or ()) - set(names)):
-        raise CannotCheckError(f"unknown {what} {unknown[0]!r}; there is {', '.join(names)}")
+        raise CannotCheckError(unknown_text(what, unknown[0], names))
     return [one for one in there_are if one.name in (asked_for or names)]
 
 

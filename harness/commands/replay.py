@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -12,15 +12,16 @@ from pathlib import Path
 from pagefuzz.harness.check import TIMEOUT_S, Checker
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.findings import Finding, cause, describe_case, labelled, load_finding
-from pagefuzz.oracles.case import Case, load_case
+from pagefuzz.harness.reporters.figures import screen_width
+from pagefuzz.oracles import registry
+from pagefuzz.oracles.case import Case, CaseError, load_case
 from pagefuzz.oracles.verdict import Outcome
 
 
 def replay(options: argparse.Namespace) -> int:
     """Returns the exit code: 1 if the case fails on any subject, else 2 if it was not run."""
     path: Path = options.case
-    case = load_case(path)
-    finding = load_finding(path) if _is_finding(path) else None
+    case, finding = _read(path)
     if tool := options.sanitizer or (finding.sanitizer if finding else ""):
         from pagefuzz.harness.commands.second_opinion import refuse_unused, replay_with_sanitizer
 
@@ -32,10 +33,13 @@ def replay(options: argparse.Namespace) -> int:
     build = options.build or (finding.build if finding else "checked")
     subject = options.subject or (finding.subject if finding else None)
     names = None if subject is None else [subject]
-    codes = [
-        _replay_on(case, chosen.name, device, build, finding, options)
-        for chosen in selected_subjects([case.operation], names)
-    ]
+    try:
+        codes = [
+            _replay_on(case, chosen.name, device, build, finding, options)
+            for chosen in selected_subjects([case.operation], names)
+        ]
+    except CaseError as error:  # what the operation makes of it
+        raise CaseError(f"{path}: {error}") from None
     return 1 if 1 in codes else max(codes)
 
 
@@ -48,7 +52,7 @@ def _replay_on(
     options: argparse.Namespace,
 ) -> int:
     path: Path = options.case
-    width = shutil.get_terminal_size().columns
+    width = screen_width()
     hang_after_s = options.hang_after or (finding.hang_after_s if finding else None)
     with Checker(
         case.operation,
@@ -104,7 +108,19 @@ def _named(finding: Finding) -> str:
     return f"{failure.judgement.upper()} {failure.title}{where}{of}"
 
 
-def _is_finding(path: Path) -> bool:
-    """Of a file that `load_case` could read."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return isinstance(data, dict) and "pagefuzz_finding" in data
+def _read(path: Path) -> tuple[Case, Finding | None]:
+    """The case of a file, and the finding if it is one. Raises `CaseError` with the file's name."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return load_case(path), None  # it says what is wrong
+    keys = data if isinstance(data, dict) else {}
+    if any(key.startswith("pagefuzz_round_trip") for key in keys):
+        raise CaseError(f"{path} is a round trip; try: pagefuzz roundtrip {shlex.quote(str(path))}")
+    finding = load_finding(path) if "pagefuzz_finding" in keys else None
+    case = finding.case if finding else load_case(path)
+    try:
+        registry.operation(case.operation)
+    except registry.UnknownNameError as error:
+        raise CaseError(f"{path}: {error}") from None
+    return case, finding

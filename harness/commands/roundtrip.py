@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagefuzz.harness import subjects
+from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.result import UnitResult
+from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
 from pagefuzz.harness.reporters.ending import layer_table
-from pagefuzz.harness.reporters.figures import shown_subjects
+from pagefuzz.harness.reporters.figures import screen_width, shown_subjects
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
 from pagefuzz.harness.round_trips import MOVER, RoundTripChecker, movers_of
 from pagefuzz.oracles.round_trip import load_round_trip
 from pagefuzz.oracles.verdict import Outcome
-from pagefuzz.oracles.wording import count_text
+from pagefuzz.oracles.wording import count_text, unknown_text
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.round_trips import pairs
 
@@ -52,14 +53,28 @@ def roundtrip(options: argparse.Namespace) -> int:
         return _again(options)
     units = _units(options.pair, options.writer, options.mover, options.reader)
     of = list(dict.fromkeys(unit.pair for unit in units))
+    if options.report is not None:
+        make_folder(options.report)
     print(f"{count_text(len(units), 'unit')} of {count_text(len(of), 'pair')}")
-    codes = []
+    leave_the_folder_alone()
+    codes: list[int] = []
     results: list[UnitResult] = []
-    for pair in of:
-        print(pair, flush=True)
-        codes += [
-            _search(unit, options, len(units), results) for unit in units if unit.pair == pair
-        ]
+    try:
+        for pair in of:
+            print(pair, flush=True)
+            for unit in units:
+                if unit.pair == pair:
+                    _search(unit, options, len(units), results, codes)
+    except KeyboardInterrupt:
+        if not results:
+            raise
+        print("pagefuzz: interrupted before every unit was checked", file=sys.stderr)
+        codes.append(2)
+    except CannotCheckError as error:  # what the units before it showed is kept
+        if not results:
+            raise
+        print(f"pagefuzz: {error}", file=sys.stderr)
+        codes.append(2)
     print()
     for line in layer_table(result.examined for result in results):
         print(line)
@@ -79,8 +94,15 @@ def _checker(unit: _Unit, device: str, build: str, options: argparse.Namespace) 
     )
 
 
-def _search(unit: _Unit, options: argparse.Namespace, count: int, results: list[UnitResult]) -> int:
-    """The exit code; what the layers examined is added to `results`."""
+def _search(
+    unit: _Unit,
+    options: argparse.Namespace,
+    count: int,
+    results: list[UnitResult],
+    codes: list[int],
+) -> None:
+    """Adds what the layers examined to `results`, and the exit code to `codes`. Raises
+    `KeyboardInterrupt` after that, if it was interrupted."""
     cases, time_s = options.cases, options.time
     if cases is None and time_s is None:
         cases = CASES
@@ -96,23 +118,37 @@ def _search(unit: _Unit, options: argparse.Namespace, count: int, results: list[
     for reason, times in seen.not_run.items():
         print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
     if seen.finding is not None:
-        path = seen.finding.save((options.report or Path()) / "findings")
         _say(unit, f"{what}, do not agree")
-        print(f"\n{seen.finding.text(shutil.get_terminal_size().columns, path)}\n", flush=True)
-        return 1
-    if not seen.checked:
+        _show(seen.finding, (options.report or Path()) / "findings")
+        codes.append(1)
+    elif seen.was_interrupted:
+        _say(unit, f"{what}, agree so far")
+    elif not seen.checked:
         print(f"pagefuzz: {unit}: no row was compared, which is no pass", file=sys.stderr)
-        return 2
-    _say(unit, f"{what}, agree")
-    idle = looked.vacuous(())
-    for sentence in idle:
-        print(f"pagefuzz: {sentence}", file=sys.stderr)
-    return 2 if idle else 0
+        codes.append(2)
+    else:
+        _say(unit, f"{what}, agree")
+        idle = looked.vacuous(())
+        for sentence in idle:
+            print(f"pagefuzz: {sentence}", file=sys.stderr)
+        codes.append(2 if idle else 0)
+    if seen.was_interrupted:
+        raise KeyboardInterrupt
+
+
+def _show(finding: RoundTripFinding, folder: Path) -> None:
+    """Stores and prints it; one that cannot be stored is printed all the same."""
+    path = None
+    try:
+        path = finding.save(folder)
+    except CannotCheckError as error:
+        print(f"pagefuzz: {error}", file=sys.stderr)
+    print(f"\n{finding.text(screen_width(), path)}\n", flush=True)
 
 
 def _say(unit: _Unit, figures: str) -> None:
     """One line, with paths in short if it is too wide, or two."""
-    width = shutil.get_terminal_size().columns
+    width = screen_width()
     writer, reader = shown_subjects([unit.writer, unit.reader])
     for subjects_text in (unit.subjects, f"{writer} -> {reader}"):
         if len(line := f"  {subjects_text}: {figures}") <= width:
@@ -124,6 +160,9 @@ def _say(unit: _Unit, figures: str) -> None:
 
 def _again(options: argparse.Namespace) -> int:
     path: Path = options.trip
+    given = ("pair", "time", "cases", "seed", "report")
+    if unused := [name for name in given if getattr(options, name) is not None]:
+        raise CannotCheckError(f"{path} is one round trip: leave --{unused[0]} out")
     trip = load_round_trip(path)
     known = subjects_of(path) or {}
     codes = []
@@ -146,7 +185,7 @@ def _again(options: argparse.Namespace) -> int:
                 codes.append(0)
             else:
                 now = RoundTripFinding.of(checker, trip, verdict)
-                print(now.text(shutil.get_terminal_size().columns, path))
+                print(now.text(screen_width(), path))
                 codes.append(1)
     return 1 if 1 in codes else max(codes)
 
@@ -164,7 +203,7 @@ def _units(
     """
     for pair in wanted or ():
         if pair not in pairs():
-            raise CannotCheckError(f"unknown pair {pair!r}; there is {', '.join(pairs())}")
+            raise CannotCheckError(unknown_text("pair", pair, pairs()))
     mover = mover or MOVER
     movers_of(mover)  # else no unit could be checked
     units = []

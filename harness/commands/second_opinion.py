@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shutil
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagefuzz.harness.build import RELEASE
+from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.commands.fuzz import make_folder, write_json
@@ -23,7 +24,7 @@ from pagefuzz.harness.findings import Finding
 from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.profiles import PROFILES
 from pagefuzz.harness.reporters.ending import layer_table
-from pagefuzz.harness.reporters.figures import duration, plural
+from pagefuzz.harness.reporters.figures import duration, plural, screen_width
 from pagefuzz.harness.sanitizers.cases import cases_of
 from pagefuzz.harness.sanitizers.opinion import Opinion, opinion
 from pagefuzz.harness.sanitizers.tools import COMPUTE, HOST, find_compute_sanitizer, layer_of
@@ -67,15 +68,19 @@ def fuzz_with_sanitizer(options: argparse.Namespace, command: Sequence[str]) -> 
         for subject in chosen
     ]
     run = _Run(tool, backend, build, options.report or Path(), keep_going=options.keep_going)
-    print(f"{tool}  {backend}, {build} build; {count:,} cases a unit, seed {seed}", flush=True)
+    print(
+        f"{tool}  {backend}, {build} build; {plural(count, 'cases')} a unit, seed {seed}",
+        flush=True,
+    )
     run.prove()
+    leave_the_folder_alone()
     try:
         for unit in units:
             run.watch(unit, partial(cases_of, unit, count, seed))
     except KeyboardInterrupt:
         run.interrupt()
     if options.report is not None:
-        write_json(options.report / "sanitizer.json", run.to_json(command, seed))
+        run.report(options.report / "sanitizer.json", command, seed)
     return run.end()
 
 
@@ -153,7 +158,7 @@ class _Run:
         self._problems: dict[str, str] = {}
         self._unstored = ""
         self._versions = versions()
-        self._width = shutil.get_terminal_size().columns
+        self._width = screen_width()
 
     def prove(self) -> None:
         """A tool that does not see its canary is not asked for an opinion."""
@@ -180,7 +185,9 @@ class _Run:
             print(f"pagefuzz: {unit.name}: {error}", file=sys.stderr, flush=True)
             return
         self._opinions.append(found)
-        print(f"{unit.name}: {_said(found, self.tool)}", flush=True)
+        said = f"{unit.name}: {_said(found, self.tool)}"
+        print(textwrap.fill(said, self._width, subsequent_indent="  ", break_on_hyphens=False))
+        sys.stdout.flush()
         for reason, times in found.not_run.items():
             print(f"  not run, {plural(times, 'cases')}: {reason}")
         for title, times in Counter(note.title for note in found.notes).items():
@@ -195,11 +202,21 @@ class _Run:
                     self._unstored = str(error)
                     print(f"pagefuzz: {error}", file=sys.stderr)
             print(f"\n{finding.text(self._width, path)}\n", flush=True)
+        if found.was_interrupted:
+            raise KeyboardInterrupt
 
     def interrupt(self) -> None:
         """What was found stays found; what was not looked at is no pass."""
         self._problems["the run"] = "interrupted before it was finished"
         print("pagefuzz: interrupted before every unit was watched", file=sys.stderr)
+
+    def report(self, path: Path, command: Sequence[str], seed: int) -> None:
+        """Writes it; that it could not be written does not undo a finding."""
+        try:
+            write_json(path, self.to_json(command, seed))
+        except CannotCheckError as error:
+            self._problems["the report"] = str(error)
+            print(f"pagefuzz: {error}", file=sys.stderr)
 
     def _journal(self, finding: Finding) -> None:
         assert self._folder is not None

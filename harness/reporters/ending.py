@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.result import Result
 from pagefuzz.harness.layers import BY_NAME
-from pagefuzz.harness.reporters.figures import amount, duration, plural, shown_subjects, table
+from pagefuzz.harness.reporters.figures import (
+    amount,
+    beside,
+    duration,
+    plural,
+    shown_subjects,
+    table,
+)
 
 
 def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) -> str:
@@ -16,14 +23,15 @@ def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) 
     blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
     blocks.append(layer_table([unit.examined for unit in result.units.values()]))
     figures = [_throughput(result), *_memory(result), last_line(result)]
-    blocks += [_not_run(result), _findings(result), figures]
+    blocks += [_not_run(result), _findings(result, width), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def last_line(result: Result) -> str:
     """What the exit code says, in words."""
     if result.findings:
-        return f"{plural(len(result.findings), 'findings')} in {duration(result.seconds)}"
+        found = f"{plural(len(result.findings), 'findings')} in {duration(result.seconds)}"
+        return found + ("; interrupted before the run was finished" if result.interrupted else "")
     if result.interrupted:
         return "interrupted before the run was finished: not a pass, though nothing was found"
     if result.all_problems:
@@ -136,17 +144,15 @@ def _not_run(result: Result) -> list[str]:
     return lines
 
 
-def _findings(result: Result) -> list[str]:
+def _findings(result: Result, width: int) -> list[str]:
     lines = []
     for unit in result.units.values():
         for found in unit.found.values():
             if (finding := found.finding) is not None:
                 failure = finding.failure
                 stored = f"  {found.path}" if found.path else "  (not stored)"
-                lines += [
-                    f"{failure.judgement.upper()}  {failure.title}  ({unit.unit.name})",
-                    stored,
-                ]
+                title = f"{failure.judgement.upper()}  {failure.title}"
+                lines += [*beside(title, f"({unit.unit.name})", width), stored]
         others = sum(found.finding is None for found in unit.found.values())
         if others:
             lines.append(

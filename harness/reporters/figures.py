@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
+
+#: Columns. On a narrower terminal a text would be broken at every letter.
+LEAST_WIDTH = 40
 
 
 def duration(seconds: float) -> str:
@@ -28,6 +32,17 @@ def plural(number: int, nouns: str) -> str:
     if number != 1:
         return f"{number:,} {nouns}"
     return f"1 {nouns.removesuffix('es' if nouns.endswith(('ches', 'sses')) else 's')}"
+
+
+def beside(left: str, right: str, width: int) -> list[str]:
+    """Both on one line if they fit, else the second below the first."""
+    line = f"{left}  {right}"
+    return [line] if len(line) <= width else [left, f"  {right}"]
+
+
+def screen_width() -> int:
+    """Columns that there are for a text, at least `LEAST_WIDTH`."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
 
 
 def shown_subjects(names: Sequence[str]) -> list[str]:

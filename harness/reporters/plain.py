@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pagefuzz.harness.reporters import Reporter
 from pagefuzz.harness.reporters.ending import ending
-from pagefuzz.harness.reporters.figures import duration, plural
+from pagefuzz.harness.reporters.figures import beside, duration, plural
 
 if TYPE_CHECKING:
     from pagefuzz.harness.campaign.candidate import Candidate
@@ -66,7 +66,8 @@ class PlainReporter(Reporter):
 
     def failing(self, campaign: Campaign, unit: UnitResult, candidate: Candidate) -> None:
         failure = candidate.verdict.failures[0]
-        self._print(f"failing  {failure.judgement}: {failure.title}  ({unit.unit.name})")
+        what = f"failing  {failure.judgement}: {failure.title}"
+        self._print("\n".join(beside(what, f"({unit.unit.name})", self._width)))
 
     def finding(
         self, campaign: Campaign, unit: UnitResult, finding: Finding, path: Path | None

@@ -56,6 +56,7 @@ class Opinion:
     turned_down  cases that the launcher turned down
     slowdown   time of a launch under the tool, as a multiple; None if it was not compared, as with
                a kernel at fault, or where each launch had a kernel compiled
+    was_interrupted  by Ctrl-C and the like, on the host: what failed until then is in findings
     """
 
     unit: Unit
@@ -70,6 +71,7 @@ class Opinion:
     slowdown: float | None = None
     device: str = ""
     seconds: float = 0.0
+    was_interrupted: bool = False
 
     def count_not_run(self, reason: str) -> None:
         self.not_run[reason] = self.not_run.get(reason, 0) + 1
@@ -275,34 +277,54 @@ class _OnTheHost(_Watching):
         found.device = checker.device
         looked = Progress()
         best: dict[str, Candidate] = {}
-        for case in cases:
-            verdict = checker.check(case)
-            found.cases += 1
-            found.launches += verdict.launches
-            looked.add_layers(verdict.layers)
-            if verdict.outcome is Outcome.NOT_RUN:
-                found.count_not_run(verdict.not_run)
-            if not verdict.failures:
-                continue
-            identity = identity_of(verdict) or verdict.failures[0].identity
-            candidate = Candidate(case, verdict)
-            if identity not in best or candidate.better_than(best[identity]):
-                best[identity] = candidate
+        try:
+            for case in cases:
+                self._look(case, looked, best)
+        except KeyboardInterrupt:
+            if not best:
+                raise
+            found.was_interrupted = True
         own = layer_of(self._tool)
         found.layers = {own: (0, 0)} | {n: one for n, one in looked.layers.items() if one[0]}
         if not best and not found.layers[own][0]:
             raise CannotCheckError(f"{self._unit.name}: {self._tool} examined nothing")
         for identity, one in best.items():
             is_one_of_many = found.findings and not self._keep_going
-            if cause(one.verdict) is None or is_one_of_many or not minimise:
+            is_finding = cause(one.verdict) is not None and not is_one_of_many
+            if not (is_finding and minimise and self._settle(identity, one)):
                 self._add(one.case, one.verdict, 0, 0)
-                continue
-            simplest, in_time = self._simplest(one.case, identity)
-            again = [checker.check(simplest) for _ in range(_REPEATS)]
-            same = [verdict for verdict in again if identity_of(verdict) == identity]
-            verdict = same[0] if same else one.verdict
-            self._add(simplest, verdict, len(same), _REPEATS, minimised=in_time)
         return found
+
+    def _look(self, case: Case, looked: Progress, best: dict[str, Candidate]) -> None:
+        """Adds what the layers examined to `looked`, and a case that fails to `best`, by identity,
+        if it is better than the one there."""
+        verdict = self._checker.check(case)
+        self._found.cases += 1
+        self._found.launches += verdict.launches
+        looked.add_layers(verdict.layers)
+        if verdict.outcome is Outcome.NOT_RUN:
+            self._found.count_not_run(verdict.not_run)
+        if not verdict.failures:
+            return
+        identity = identity_of(verdict) or verdict.failures[0].identity
+        candidate = Candidate(case, verdict)
+        if identity not in best or candidate.better_than(best[identity]):
+            best[identity] = candidate
+
+    def _settle(self, identity: str, one: Candidate) -> bool:
+        """Adds the finding, minimised and repeated; False if there is no time for it any more."""
+        if self._found.was_interrupted:
+            return False
+        try:
+            simplest, in_time = self._simplest(one.case, identity)
+            again = [self._checker.check(simplest) for _ in range(_REPEATS)]
+        except KeyboardInterrupt:
+            self._found.was_interrupted = True
+            return False
+        same = [verdict for verdict in again if identity_of(verdict) == identity]
+        verdict = same[0] if same else one.verdict
+        self._add(simplest, verdict, len(same), _REPEATS, minimised=in_time)
+        return True
 
     def _simplest(self, case: Case, identity: str) -> tuple[Case, bool]:
         """The simplest case that fails in the same way, and whether nothing simpler was left to be

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
 from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.observation import DeathAccess
@@ -23,7 +25,8 @@ class DeathJudgement(Judgement):
             return Judged((), survived)
         if death.access is not None and death.access.buffer:
             return Judged((self._at_a_buffer(run, death.how, death.access),), survived + 1)
-        access = f"{death.how}: {death.detail}" if death.detail else death.how
+        detail = reported_access(death.detail) or death.detail
+        access = f"{death.how}: {detail}" if detail else death.how
         if death.access is not None:
             verb = _VERBS[death.access.is_write]
             access = f"{access}: {verb} at address {death.access.offset_bytes:#x}, no buffer's"
@@ -49,6 +52,18 @@ class DeathJudgement(Judgement):
         }
         details = {label: text for label, text in details.items() if text}
         return Failure(self.name, f"{verb} {side} {buffer}", (how, buffer, verb, side), details)
+
+
+def reported_access(report: str) -> str:
+    """What AddressSanitizer's report says, in a line: the access, and the first place in a kernel's
+    own source. Empty if the report does not say where, or is none."""
+    place = _PLACE.search(report)
+    if place is None:
+        return ""
+    said = _ACCESS.search(report)
+    verb = "" if said is None else "reads " if "READ" in said[0] else "writes "
+    size = f"{said['bytes']} bytes " if said is not None and said["bytes"] else ""
+    return f"{verb}{size}in {place['function']}, {place['path']}:{place['line']}"
 
 
 def means_of(how: str) -> str:
@@ -89,5 +104,10 @@ _MEANS = {
     "instruction is for; the context is lost",
     "invalid program counter": "a thread jumped to where there is no code; the context is lost",
 }
+
+_ACCESS = re.compile(r"(READ|WRITE) (of size (?P<bytes>\d+)|memory access)")
+_PLACE = re.compile(
+    r"^ *#\d+ \S+ in (?P<function>.+) \S*(?P<path>kernels/operations/\S+):(?P<line>\d+)", re.M
+)
 
 _VERBS = {True: "write", False: "read", None: "access"}

@@ -61,6 +61,16 @@ def test_help(cli, arguments):
         (["fuzz", "--cases", "0"], "'0' must be a whole number, 1 or more"),
         (["fuzz", "--jobs", "-1"], "'-1' must be a whole number, 1 or more"),
         (["fuzz", "--seed", "x"], "'x' must be a whole number in 0..2^64-1"),
+        (["fuzz", "--seed", str(2**64)], "must be a whole number in 0..2^64-1"),
+        (["fuzz", "--cases", "9" * 5000], "999 must be a whole number, 1 or more"),
+        (["fuzz", "--time", f"{'9' * 400}h"], "must be a time such as 90s, 10m or 2h"),
+        (["fuzz", "--gpu-memory", f"{'9' * 400}TiB"], "must be a size such as 8GiB"),
+        (["fuzz", "--gpu-memory", "0.5"], "'0.5' must be a size such as 8GiB"),
+        (["fuzz", "--report", ""], "--report: must not be empty"),
+        (["fuzz", "--build", ""], "--build: must not be empty"),
+        (["replay", ""], "CASE.json: must not be empty"),
+        (["replay", "x.json", "--subject", ""], "--subject: must not be empty"),
+        (["roundtrip", "--mover", ""], "--mover: must not be empty"),
         (["fuzz", "--time", "1m", "--cases", "3"], "not allowed with argument"),
         (["fuzz", "--profile", "huge"], "invalid choice: 'huge'"),
         (["fuzz", "--device", "tpu"], "invalid choice: 'tpu'"),
@@ -85,6 +95,27 @@ def test_unknown_operation(cli):
 def test_unknown_subject(cli, name, operation):
     """A subject that does not exist is named."""
     assert "nope" in _sentence(cli("fuzz", *operation, "--subject", name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["fuzz", "--op", "cp_gather_cach"], "cp_gather_cache"),
+        (["fuzz", "--op", "CP_GATHER_CACHE"], "cp_gather_cache"),
+        (["fuzz", "--subject", "bundled:tokn"], "bundled:token"),
+        (["fuzz", "--subject", "page"], "bundled:page"),
+        (["fuzz", "--op", "copy_blocks", "--build", "Checked"], "checked"),
+        (["matrix", "--kind", "read Past"], "read past"),
+        (["roundtrip", "--pair", "concat_and_cache_mla/cp_gather_cach"],
+         "concat_and_cache_mla/cp_gather_cache"),
+    ],
+)  # fmt: skip
+def test_misspelt_names(cli, arguments, meant):
+    """The name that was probably meant stands before those there are, each of them once."""
+    sentence = _sentence(cli(*arguments, env=NO_GPU))
+    assert f"; did you mean {meant!r}? There is " in sentence
+    names = sentence.split("There is ")[1].split(" of ")[0].split(", and ")[0].split(", ")
+    assert len(names) == len(set(names)) > 1
 
 
 def test_unknown_build(cli):
@@ -184,6 +215,29 @@ def test_streams_do_not_decide(tmp_path, root):
         assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&1 | true", "2>&-"])
+def test_a_sentence_that_cannot_be_printed(tmp_path, redirected):
+    """Exit 2 all the same: Python's own 1, of an exception that got out, would mean findings."""
+    command = f"(sleep 0.2; {sys.executable} -m pagefuzz fuzz --op nope; echo $? >code) "
+    subprocess.run(command + redirected, shell=True, cwd=tmp_path, check=False, timeout=60)
+    assert (tmp_path / "code").read_text() == "2\n"
+
+
+@pytest.mark.parametrize("command", ["list", "doctor", "fuzz --op copy_blocks --cases 1"])
+def test_output_onto_a_full_disk(tmp_path, command):
+    """Exit 2 and a sentence; nothing that asks to be reported."""
+    done = subprocess.run(
+        f"{sys.executable} -m pagefuzz {command} >/dev/full",
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, **NO_GPU},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert _sentence(done) == "pagefuzz: cannot write the output: No space left on device"
+
+
 @pytest.mark.slow
 def test_damaged_object(cli, tmp_path):
     """What is in the way is named, and what to do about it."""
@@ -210,20 +264,40 @@ def test_damaged_object(cli, tmp_path):
         ('{"pagefuzz_case": 1, "operation": "cp_gather_cache", "sizes": {}}', "num_requests"),
         ('{"pagefuzz_case": 1, "operation": "nope", "sizes": {}}', "unknown operation 'nope'"),
         ('{"pagefuzz_finding": 1}', "a case must be an object"),
+        ("[" * 100_000, "not a JSON case file"),
+        ('{"pagefuzz_round_trip": 1}', "is a round trip; try: pagefuzz roundtrip case.json"),
+        ('{"pagefuzz_round_trip_finding": 1}', "try: pagefuzz roundtrip case.json"),
     ],
 )
 def test_malformed_case_files(cli, tmp_path, text, said):
     """A file that is no case: exit 2, with what is wrong with it."""
     if text is not None:
         (tmp_path / "case.json").write_text(text)
-    assert said in _sentence(cli("replay", "case.json", "--device", "host"))
+    sentence = _sentence(cli("replay", "case.json", "--device", "host"))
+    assert said in sentence
+    assert sentence.startswith("pagefuzz: case.json")
 
 
-def test_report_folder_that_cannot_be_written(cli, tmp_path):
+@pytest.mark.parametrize("command", ["fuzz", "roundtrip"])
+def test_report_folder_that_cannot_be_written(cli, tmp_path, command):
     """A report that cannot be written is no clean run."""
     (tmp_path / "report").write_text("a file is in the way")
-    done = cli("fuzz", "--device", "host", "--cases", "5", "--report", "report")
+    done = cli(command, "--device", "host", "--cases", "5", "--report", "report")
     assert "report" in _sentence(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["roundtrip", "case.json"], "case.json is a case of one launch; try: pagefuzz replay"),
+        (["roundtrip", "x.json", "--seed", "1"], "x.json is one round trip: leave --seed out"),
+        (["matrix", "--skip", "2", "--tries", "2"], "--skip 2 leaves none of 2 cases"),
+    ],
+)
+def test_what_does_not_go_together(cli, tmp_path, arguments, said):
+    """An option that would not be heeded, and a file that is for another command."""
+    (tmp_path / "case.json").write_text('{"pagefuzz_case": 1}')
+    assert said in _sentence(cli(*arguments, env=NO_GPU))
 
 
 def test_doctor(cli):

@@ -103,6 +103,8 @@ def test_a_full_disk(over_read, tmp_path, monkeypatch):
         (lambda d: d.update(case={}), "pagefuzz_case"),
         (lambda d: d["verdict"].update(failures=[]), "a verdict that failed"),
         (lambda d: d["verdict"].update(outcome="splendid"), "splendid"),
+        (lambda d: d.update(runs=float("inf")), "malformed"),
+        (lambda d: d.update(operation="x"), "is of 'x', but its case of 'cp_gather_cache'"),
         *(
             (
                 lambda d, odd=odd: d.update(hang_after_s=odd),

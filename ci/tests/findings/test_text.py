@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,11 @@ def test_a_release_build_says_what_it_cannot_see(over_read):
 def test_what_is_uncertain_is_said(over_read, changes, said):
     """How often it repeats, and whether it is minimal."""
     assert said in over_read(**changes).text(200)
+
+
+def test_a_path_is_quoted_for_the_shell(over_read, tmp_path):
+    """Both rerun lines can be pasted, whatever the folder is called."""
+    path = tmp_path / "it's a folder" / "x-1.json"
+    *_, replay, pytest_line = over_read().text(80, path).splitlines()
+    assert shlex.split(replay) == ["again", "pagefuzz", "replay", str(path)]
+    assert shlex.split(pytest_line) == ["pytest", str(path.with_name("test_x_1.py"))]

@@ -209,6 +209,10 @@ def test_processes_and_files_that_are_left_are_seen(tmp_path: Path) -> None:
         (["--kind", "nothing"], "no kind 'nothing' on host; there is SIGSEGV, "),
         (["--injections", "0"], "there must be at least one injection"),
         (["--jobs", "0"], "there must be at least one job"),
+        (["--timeout", "-1"], "--timeout -1 must be more than 0 seconds"),
+        (["--timeout", "nan"], "--timeout nan must be more than 0 seconds"),
+        (["--report", "/dev/null/x.json"], "cannot write reports into /dev/null"),
+        (["--report", "/"], "cannot write the report /: it is a folder; name a file"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(arguments: list[str], said: str) -> None:

@@ -45,6 +45,12 @@ def test_what_is_missing_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> N
     done = run("--against", "host", "--subject", "bundled:nothing")
     assert done.returncode == 2
     assert done.stderr.startswith("could not check: unknown subject 'bundled:nothing'")
+    done = run("--against", "host", "--report", "/dev/null/x.json")
+    assert done.returncode == 2
+    assert done.stderr.startswith("could not check: cannot write reports into /dev/null")
+    done = run("--against", "host", "--limit", "1")
+    assert done.returncode == 2
+    assert "--limit 1 must be at least 67108864" in done.stderr
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run()
     assert done.returncode == 2

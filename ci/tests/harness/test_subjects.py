@@ -61,6 +61,17 @@ def test_an_unknown_subject_lists_what_there_is() -> None:
         subjects.subject("bundled:page", "unheard_of")
 
 
+def test_a_twin_is_known_elsewhere_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its name has the whole path, with which a finding is replayed from any folder."""
+    source = next((subjects.KERNELS / "twins").glob("*.toml"))
+    (tmp_path / "my twin.toml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    name = subjects.subject("twin:my twin.toml").name
+    monkeypatch.chdir("/")
+    assert name == f"twin:{tmp_path / 'my twin.toml'}"
+    assert subjects.subject(name).name == name
+
+
 def test_the_registry_agrees_with_the_kernels() -> None:
     """Every operation is bound as it stands."""
     subjects.check_registry()

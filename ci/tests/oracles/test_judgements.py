@@ -307,6 +307,35 @@ def test_death(base_case: Case, bench: MakeBench) -> None:
     assert failure.details["access"] == "SIGSEGV: address 0x10"
 
 
+REPORT = """\
+==7==ERROR: AddressSanitizer: use-after-poison on address 0x7f37 at pc 0x7f62 bp 0x1 sp 0x2
+READ of size 4 at 0x7f37 thread T0
+    #0 0x7f62 in int pf::ReadBytes<2>::load<int>(long, int, char const*) const /x/common/views.h:93
+    #1 0x7f62 in merged_task /x/pagefuzz/kernels/operations/cp_gather_cache.cu:370
+    #2 0x7f62 in gather<unsigned char> /x/pagefuzz/kernels/operations/cp_gather_cache.cu:383
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "access"),
+    [
+        (REPORT, "reads 4 bytes in merged_task, kernels/operations/cp_gather_cache.cu:370"),
+        (
+            REPORT.replace("READ of size 4 at 0x7f37 thread T0", "caused by a WRITE memory access"),
+            "writes in merged_task, kernels/operations/cp_gather_cache.cu:370",
+        ),
+        ("==7==ERROR: AddressSanitizer: it broke", "==7==ERROR: AddressSanitizer: it broke"),
+    ],
+)
+def test_a_sanitizers_report_is_a_line(
+    base_case: Case, bench: MakeBench, report: str, access: str
+) -> None:
+    """The access and its place in the kernel's source, where the report tells them."""
+    death = Death("AddressSanitizer use-after-poison", report)
+    failure = only(judge(bench(base_case).run(death=death)))
+    assert failure.details["access"] == f"AddressSanitizer use-after-poison: {access}"
+
+
 @pytest.mark.parametrize(
     ("how", "means"),
     [

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from ci.tests.roundtrips.trips import COPY, DEQUANT, FLASH, MLA, copied, mla
 
 from pagefuzz.harness.cli import main
@@ -15,6 +16,7 @@ from pagefuzz.oracles.round_trip import RoundTrip
 from pagefuzz.oracles.verdict import Verdict
 
 TWINS = Path(__file__).parent.parent / "twins"
+UPSIDE_DOWN = f"twin:{TWINS / 'mla-scale-upside-down.toml'}"
 PAIR = ("--pair", f"{MLA}/{COPY}", "--device", "host", "--build", "release")
 
 
@@ -37,8 +39,7 @@ def test_pairs_that_agree(cli, tmp_path):
 
 def test_a_finding_and_again(cli, capsys, tmp_path):
     """A faulty writer: exit 1, the report, a file that fails again and is fixed by a sound one."""
-    upside_down = f"twin:{TWINS / 'mla-scale-upside-down.toml'}"
-    only = ("--writer", upside_down, "--reader", "bundled:page", "--seed", "1")
+    only = ("--writer", UPSIDE_DOWN, "--reader", "bundled:page", "--seed", "1")
     done = cli("roundtrip", *PAIR, *only, "--time", "60s", "--report", "out")
     assert done.returncode == 1, done.stdout + done.stderr
     report = done.stdout[done.stdout.index("ROUND") : done.stdout.index("\nlayer  ")]
@@ -110,3 +111,38 @@ def test_what_cannot_be_checked_is_no_pass(capsys, tmp_path):
     bare_trip = ["roundtrip", str(trip), "--device", "host", "--reader", "bundled:token"]
     assert main(bare_trip) == 0
     assert capsys.readouterr().out.endswith(": agree\n")
+
+
+@pytest.mark.parametrize(("writer", "code"), [("bundled:token", 2), (UPSIDE_DOWN, 1)])
+def test_interrupted(monkeypatch, capsys, tmp_path, writer, code):
+    """What was compared is said, what failed until then is stored, and the rest is no pass."""
+    inside = RoundTripChecker.check
+    seen: list[Verdict] = []
+
+    def check(checker: RoundTripChecker, trip: RoundTrip) -> Verdict:
+        if len(seen) == 20 or any(not verdict.clean for verdict in seen):
+            raise KeyboardInterrupt
+        seen.append(inside(checker, trip))
+        return seen[-1]
+
+    monkeypatch.setattr(RoundTripChecker, "check", check)
+    monkeypatch.chdir(tmp_path)
+    only = ("--reader", "bundled:page", "--writer", writer, "--seed", "1")
+    assert main(["roundtrip", *PAIR, *only]) == code
+    said = capsys.readouterr()
+    assert said.err == "pagefuzz: interrupted before every unit was checked\n"
+    assert re.search(r"\d+ round trips?, [\d,]+ bytes compared, (agree so far|do not)", said.out)
+    assert re.search("^guard pages +[1-9]", said.out, re.M)
+    stored = ["findings"] if code == 1 else []
+    assert [path.name for path in tmp_path.iterdir()] == stored  # and no .hypothesis
+
+
+def test_a_finding_that_cannot_be_stored(monkeypatch, capsys, tmp_path):
+    """It is printed, and it is exit 1."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "findings").write_text("a file is in the way")
+    only = ("--reader", "bundled:page", "--writer", UPSIDE_DOWN, "--seed", "1")
+    assert main(["roundtrip", *PAIR, *only]) == 1
+    said = capsys.readouterr()
+    assert "do not compose" in " ".join(said.out.split())
+    assert said.err.startswith("pagefuzz: cannot store a finding in findings: File exists")

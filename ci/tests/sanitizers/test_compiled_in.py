@@ -168,3 +168,42 @@ def test_an_unknown_sanitizer_is_refused(cli):
     done = cli("fuzz", "--sanitizer", "valgrind")
     assert done.returncode == 2
     assert "invalid choice: 'valgrind'" in done.stderr
+
+
+def test_interrupted_within_a_unit(monkeypatch, tmp_path, capsys):
+    """What failed until then is a finding; without any, nothing of the unit counts."""
+    inside = Checker.check
+    left = 1
+
+    def check(checker: Checker, case: Case) -> Verdict:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        return inside(checker, case)
+
+    monkeypatch.setattr(Checker, "check", check)
+    case = case_of("table-width-unguarded")
+    unit = Unit("cp_gather_cache", twin("table-width-unguarded"), hostile=True)
+    run = second_opinion._Run("ubsan", "host", "ubsan", tmp_path, keep_going=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.watch(unit, lambda: [case, case])
+    run.interrupt()
+    assert run.end() == 1
+    said = capsys.readouterr().out
+    assert "1 case, 1 launch watched" in said
+    assert "not repeated" in said
+    assert len(list((tmp_path / "findings").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "code"), [("bundled:page", 2), (twin("table-width-unguarded"), 1)]
+)
+def test_a_report_that_cannot_be_written(tmp_path, capsys, subject, code):
+    """Is no pass, and does not undo a finding."""
+    run = second_opinion._Run("ubsan", "host", "ubsan", None, keep_going=False)
+    unit = Unit("cp_gather_cache", subject, hostile=True)
+    run.watch(unit, lambda: [case_of("table-width-unguarded")])
+    run.report(tmp_path, ["fuzz"], 0)
+    assert run.end() == code
+    assert capsys.readouterr().err == f"pagefuzz: cannot write {tmp_path}: Is a directory\n"
