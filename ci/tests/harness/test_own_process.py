@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import time
 from collections.abc import Iterator
 
 import pytest
 from ci.chaos_lane import misbehaving_case as case_of
-from ci.tests.processes import children
+from ci.tests.processes import children, wait_until_gone
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.own_process import SpoiledProcessError, kept_intact
@@ -49,6 +48,7 @@ def outcome(worker: Worker, num_pages: int) -> Outcome:
     ],
 )
 def test_a_spoiled_process_judges_nothing_more(worker: Worker, num_pages: int, said: str) -> None:
+    """What was left behind is named, and the next case runs in another process."""
     assert outcome(worker, HARMLESS) is Outcome.CLEAN
     spoiled = worker.pid
     with pytest.raises(CannotCheckError, match=said):
@@ -66,27 +66,18 @@ def test_a_write_that_comes_after_the_return_is_seen(worker: Worker) -> None:
 
 @pytest.mark.parametrize("num_pages", [JOINS, UPWARD])
 def test_what_is_over_when_the_launch_is_does_no_harm(worker: Worker, num_pages: int) -> None:
+    """Threads that are joined, and another rounding while the kernel runs."""
     for _ in range(20):
         assert outcome(worker, num_pages) is Outcome.CLEAN
 
 
 def test_a_launch_that_forks_does_not_make_a_second_worker(worker: Worker) -> None:
+    """The copy ends as soon as the launch returns in it."""
     for _ in range(3):
         assert outcome(worker, FORKS) is Outcome.CLEAN
     assert worker.pid is not None
-    deadline = time.monotonic() + 10
-    while running := [pid for pid in children(worker.pid) if not _is_zombie(pid)]:
-        assert time.monotonic() < deadline, running
-        time.sleep(0.01)
+    wait_until_gone(*children(worker.pid))
     assert outcome(worker, HARMLESS) is Outcome.CLEAN
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_an_answer_to_another_question_is_none(
@@ -120,6 +111,7 @@ def test_without_isolation_nothing_runs_in_a_spoiled_process(assignment: Assignm
 
 @pytest.mark.skipif(platform.machine() not in _UPWARD, reason="its FE_UPWARD is not known here")
 def test_references_are_computed_with_the_usual_rounding() -> None:
+    """Whatever a launch has set."""
     libm = ctypes.CDLL("libm.so.6")
     least = [float("1e-30")]  # not folded by the compiler
     with kept_intact():
