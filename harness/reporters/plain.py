@@ -50,6 +50,7 @@ class PlainReporter(Reporter):
         self._judgement_units = judgement_units
         self._width = width
         self._next_line_s = LINE_EVERY_S
+        self._shown: set[tuple[str, str]] = set()
 
     def _print(self, text: str) -> None:
         print(text, flush=True)
@@ -72,6 +73,9 @@ class PlainReporter(Reporter):
     def finding(
         self, campaign: Campaign, unit: UnitResult, finding: Finding, path: Path | None
     ) -> None:
+        if (unit.unit.name, finding.identity) in self._shown:
+            self._print("\nA better case of what was found above, in place of it:")
+        self._shown.add((unit.unit.name, finding.identity))
         self._print(f"\n{finding.text(self._width, path)}\n")
 
     def note(self, campaign: Campaign, text: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from pagefuzz.harness.campaign.result import Result, UnitResult
 from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters.ending import ending
 from pagefuzz.harness.reporters.figures import amount, duration, shown_subjects
+from pagefuzz.harness.reporters.plain import PlainReporter
 from pagefuzz.harness.reporters.summary import LayerSummary, MemorySummary, SubjectSummary, Summary
 
 ENDING = """\
@@ -186,6 +188,18 @@ def _summary() -> dict:
         exit_code=0,
     )
     return json.loads(json.dumps(asdict(summary)))
+
+
+def test_a_finding_in_place_of_another_says_so(capsys):
+    """The same fault of the same unit: once more, and not of another unit."""
+    reporter = PlainReporter([], {})
+    other = UnitResult(Unit("cp_gather_cache", "bundled:token", True), 1)
+    finding = SimpleNamespace(identity="bounds:dst", text=lambda width, path: "BOUNDS  past dst")
+    said = []
+    for unit in (*_result().units.values(), other, *_result().units.values()):
+        reporter.finding(None, unit, finding, None)
+        said.append("in place of it" in capsys.readouterr().out)
+    assert said == [False, False, True]
 
 
 def test_summary_round_trip():
