@@ -136,8 +136,7 @@ class Grid {
       if (warps_go_ahead_ && !let_warp_go_ahead(running_ / kWarpSize)) return abandon_all();
     }
     while (waiting_ > 0) {
-      if (!judge_barriers()) return abandon_all();
-      resume_released();
+      if (!judge_barriers() || !resume_released()) return abandon_all();
     }
   }
 
@@ -154,23 +153,41 @@ class Grid {
       }
       if (waits == end) return true;
       if (!agree(first, end, waits)) return false;
-      for (bool& released : released_) released = false;
-      released_[warp] = true;
-      resume_released();
+      resume_warp(warp);
     }
   }
 
-  void resume_released() {
+  // False, with a message, if a warp that goes ahead comes to a barrier that it can never pass.
+  bool resume_released() {
     for (unsigned turn = 0; turn < thread_count_; ++turn) {
-      Thread& thread = threads_[order_[turn]];
-      if (thread.stack == nullptr || !released_[order_[turn] / kWarpSize]) continue;
-      Stack* stack = thread.stack;
-      thread.stack = nullptr;
-      --waiting_;
-      running_ = order_[turn];
-      threadIdx = index_[running_];
-      resume(stack);
+      const unsigned warp = order_[turn] / kWarpSize;
+      if (!released_[warp]) continue;
+      if (!warps_go_ahead_) {
+        resume_thread(order_[turn]);
+        continue;
+      }
+      released_[warp] = false;
+      resume_warp(warp);
+      if (!let_warp_go_ahead(warp)) return false;
     }
+    return true;
+  }
+
+  void resume_warp(unsigned warp) {
+    for (unsigned turn = 0; turn < thread_count_; ++turn) {
+      if (order_[turn] / kWarpSize == warp) resume_thread(order_[turn]);
+    }
+  }
+
+  void resume_thread(unsigned number) {
+    Thread& thread = threads_[number];
+    if (thread.stack == nullptr) return;
+    Stack* stack = thread.stack;
+    thread.stack = nullptr;
+    --waiting_;
+    running_ = number;
+    threadIdx = index_[number];
+    resume(stack);
   }
 
   void abandon_all() {

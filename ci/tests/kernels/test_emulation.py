@@ -46,6 +46,21 @@ __global__ void race(int32_t* out) {
   out[cell] = cells[(threadIdx.x + 1) % blockDim.x];  // no barrier before it
 }
 
+// What the next warp brings, in the second of two phases.
+template <bool block_waits>
+__global__ void next_warp(int32_t* out) {
+  __shared__ int32_t cells[1024];
+  cells[threadIdx.x] = -1;
+  __syncthreads();
+  cells[threadIdx.x] = static_cast<int32_t>(threadIdx.x);
+  if (block_waits) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+  out[threadIdx.x] = cells[(threadIdx.x + 32) % blockDim.x];
+}
+
 __global__ void divergent(int32_t*) {
   if (threadIdx.x == 3) {
     __syncthreads();  // here: three
@@ -117,7 +132,7 @@ PF_EXPORT int pf_run(int what, const int64_t* grid, const int64_t* block, int64_
   void (*const kernels[])(int32_t*) = {
       trace,        reverse_twice,  race,         divergent,    one_ends,
       warp_rounds,  warp_divergent, shared_keeps, warp_largest, warp_largest_of_some,
-      warp_largest_diverges};
+      warp_largest_diverges, next_warp<true>, next_warp<false>};
   position = 0;
   const pf::LaunchShape shape = {size(grid), size(block), shared, opt_in != 0};
   return pf::launch(kernels[what], shape, nullptr, message, out);
@@ -125,7 +140,7 @@ PF_EXPORT int pf_run(int what, const int64_t* grid, const int64_t* block, int64_
 """
 
 TRACE, REVERSE, RACE, DIVERGENT, ONE_ENDS, WARP_ROUNDS, WARP_DIVERGENT, SHARED_KEEPS = range(8)
-WARP_LARGEST, WARP_LARGEST_OF_SOME, WARP_LARGEST_DIVERGES = range(8, 11)
+WARP_LARGEST, WARP_LARGEST_OF_SOME, WARP_LARGEST_DIVERGES, NEXT_WARP, NEXT_WARP_RACE = range(8, 13)
 FORWARD, BACKWARD, SHUFFLED, INTERLEAVED = range(4)
 
 
@@ -244,6 +259,22 @@ def test_a_missing_barrier_shows_in_another_order(machine):
         assert machine.run(RACE, (2, 1, 1), (64, 1, 1), out=out) == OK
         results.append(out)
     assert (results[0] != results[1]).any()
+
+
+def test_a_barrier_of_a_warp_is_none_of_its_block(machine):
+    """Also in a later phase: in the orders in which warps go ahead, what others bring is not there
+    yet; with the barrier of the block it is in every order."""
+    wanted = [(thread + 32) % 96 for thread in range(96)]
+    right = []
+    for order in range(4):
+        machine.order(order, 3)
+        out = np.zeros(96, np.int32)
+        assert machine.run(NEXT_WARP, (2, 1, 1), (96, 1, 1), out=out) == OK
+        assert out.tolist() == wanted
+        assert machine.run(NEXT_WARP_RACE, (2, 1, 1), (96, 1, 1), out=out) == OK
+        if out.tolist() == wanted:
+            right.append(order)
+    assert right == [FORWARD, INTERLEAVED]
 
 
 def test_a_divergent_barrier_is_a_fault_that_names_both_sites(machine):
