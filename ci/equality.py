@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -138,7 +139,24 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def compare_all(comparison: Comparison, arguments: argparse.Namespace) -> None:
+    """Raises `CannotCheckError` if too few cases can be run on both backends."""
+    shown = time.monotonic()
+    for number, case in enumerate(drawn(arguments.op, arguments.seed, arguments.limit)):
+        if comparison.compared >= arguments.cases or comparison.cases["different"] >= SHOWN:
+            return
+        if number > 2 * arguments.cases + 1000:
+            raise CannotCheckError(
+                f"only {comparison.compared} of {number} cases could be run on both backends"
+            )
+        comparison.compare(case)
+        if time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            print(f"{comparison.compared:,} of {arguments.cases:,} cases", flush=True)
+
+
 def run(arguments: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends it
     check_registry()
     require_report(arguments.report)
     backend = devices.resolve_device(arguments.against)
@@ -153,18 +171,11 @@ def run(arguments: argparse.Namespace) -> int:
         on_gpu.start()
         print(f"{arguments.op} · {subject} · {build}: host against {on_gpu.device}", flush=True)
         comparison = Comparison(on_host, on_gpu)
-        shown = start
-        for number, case in enumerate(drawn(arguments.op, arguments.seed, arguments.limit)):
-            if comparison.compared >= arguments.cases or comparison.cases["different"] >= SHOWN:
-                break
-            if number > 2 * arguments.cases + 1000:
-                raise CannotCheckError(
-                    f"only {comparison.compared} of {number} cases could be run on both backends"
-                )
-            comparison.compare(case)
-            if time.monotonic() - shown > 10:
-                shown = time.monotonic()
-                print(f"{comparison.compared:,} of {arguments.cases:,} cases", flush=True)
+        was_interrupted = False
+        try:
+            compare_all(comparison, arguments)
+        except KeyboardInterrupt:  # what was compared until then stands
+            was_interrupted = True
         device = on_gpu.device
     elapsed_s = time.monotonic() - start
     if arguments.report:
@@ -185,6 +196,7 @@ def run(arguments: argparse.Namespace) -> int:
             "launches": comparison.launches,
             "bytes_compared": comparison.byte_count,
             "differences": comparison.differences,
+            "was_interrupted": was_interrupted,
             "seconds": round(elapsed_s, 1),
         }
         write_report(arguments.report, report)
@@ -193,6 +205,8 @@ def run(arguments: argparse.Namespace) -> int:
     if comparison.cases["different"]:
         print(f"{comparison.cases['different']} cases differ")
         return 1
+    if was_interrupted:
+        raise CannotCheckError(f"interrupted after {comparison.compared:,} equal cases")
     print(f"host and {device} are equal in every fixed byte of {comparison.compared:,} cases")
     return 0
 

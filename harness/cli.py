@@ -175,7 +175,11 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "profile's number of cases; split evenly over the units",
     )
     bound.add_argument(
-        "--cases", type=positive, metavar="N", help="to draw a unit, in place of the profile's"
+        "--cases",
+        type=positive,
+        metavar="N",
+        help="to draw a unit, in place of the profile's; reported cases, and what minimising and "
+        "repeating launch, are more",
     )
     _add_hang_after(fuzz, "60s")
     fuzz.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "equality.py"
 TWINS = Path(__file__).parent.parent / "twins"
+WRONG = f"twin:{TWINS}/wrong-output.toml"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,7 @@ def test_equal_backends_are_reported_with_what_was_compared(tmp_path: Path) -> N
 
 def test_a_failing_subject_is_a_difference() -> None:
     """Exit 1, with the case."""
-    done = run("--against", "host", "--cases", "40", "--subject", f"twin:{TWINS}/wrong-output.toml")
+    done = run("--against", "host", "--cases", "40", "--subject", WRONG)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIFFERENT  host: a row of dst holds" in done.stdout
     assert '"pagefuzz_case":1' in done.stdout
@@ -55,3 +57,26 @@ def test_what_is_missing_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> N
     done = run()
     assert done.returncode == 2
     assert done.stderr.startswith("could not check: there is no GPU")
+
+
+@pytest.mark.parametrize(("subject", "code"), [("bundled:page", 2), (WRONG, 1)])
+def test_a_run_that_is_stopped_keeps_what_it_has(tmp_path: Path, subject: str, code: int) -> None:
+    """A difference is one; without any it is no pass."""
+    path = tmp_path / "equality.json"
+    command = [sys.executable, str(SCRIPT), "--against", "host", "--subject", subject]
+    command += ["--cases", "1000000", "--report", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        assert it.stderr is not None
+        for line in it.stdout:
+            if line.startswith("DIFFERENT") or "of 1,000,000 cases" in line:
+                break
+        it.send_signal(signal.SIGTERM)
+        it.stdout.read()
+        said = it.stderr.read()
+    assert it.returncode == code, said
+    report = json.loads(path.read_text())
+    assert report["was_interrupted"] or code == 1  # it ends by itself after a few differences
+    assert bool(report["differences"]) is (code == 1)
+    assert report["cases_compared"] > 0
+    assert ("interrupted after" in said) is (code == 2)
