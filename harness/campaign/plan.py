@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pagefuzz.harness.profiles import SHARD_CASES
@@ -81,8 +81,11 @@ class Shard:
     end_s: float | None = None
 
     def seed(self, campaign_seed: int, round_index: int = 0) -> int:
-        """Differs for every unit, shard and round; the same in every process and version."""
-        text = f"{campaign_seed}/{self.unit.name}/{self.index}/{round_index}"
+        """Differs for every unit, shard and round; the same in every process and version, and
+        wherever the file of a twin lies."""
+        kind, _, name = self.unit.subject.partition(":")
+        subject = f"{kind}:{PurePath(name).name}"
+        text = f"{campaign_seed}/{self.unit.operation}/{subject}/{self.index}/{round_index}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 

@@ -193,6 +193,13 @@ def test_seeds_differ(run_campaign):
     assert classes[0] != classes[1]
 
 
+def test_where_a_twin_lies_does_not_decide_what_is_drawn():
+    """The gate draws the same cases in every checkout."""
+    names = ("twin:x.toml", "twin:/one/x.toml", "twin:/two/of them/x.toml", "twin:y.toml")
+    seeds = [Shard(Unit("fake", name, hostile=True), 0, None).seed(0) for name in names]
+    assert seeds[0] == seeds[1] == seeds[2] != seeds[3]
+
+
 def test_ci_does_not_derandomise(run_campaign, monkeypatch):
     """With CI set, Hypothesis' own derandomised profile changes nothing: seeds still differ."""
     before = run_campaign({}, seed=1).result.totals.classes
