@@ -190,7 +190,7 @@ def test_interrupted_within_a_unit(monkeypatch, tmp_path, capsys):
         run.watch(unit, lambda: [case, case])
     run.interrupt()
     assert run.end() == 1
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "1 case, 1 launch watched" in said
     assert "not repeated" in said
     assert len(list((tmp_path / "findings").glob("*.json"))) == 1

@@ -241,8 +241,9 @@ def test_a_command_tells_and_stores(fake_sanitizer, monkeypatch, tmp_path, capsy
     run.watch(UNIT, lambda: cases(1, FAULTY_SEED))
     assert run.end() == code
     printed = capsys.readouterr().out
-    assert f"{OPERATION}/bundled:page: 2 cases, 2 launches watched" in printed
-    assert ("times slower than without" in printed) is not bool(code)
+    unfolded = " ".join(printed.split())
+    assert f"{OPERATION}/bundled:page: 2 cases, 2 launches watched" in unfolded
+    assert ("times slower than without" in unfolded) is not bool(code)
     report = run.to_json(["fuzz"], 0)
     assert report["units"][UNIT.name]["launches"] == 2
     plan = registry.operation(OPERATION).plan(plain_case())
