@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ci.tests.strategies.test_writing_operations import COUNT, plain, strategy
+from ci.tests.strategies.test_writing_operations import plain, strategy
 from ci.tests.writers.conftest import drawn
 
 from pagefuzz.harness.check import Checker
@@ -18,6 +18,7 @@ from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.reported import examples_for
 
 COPIES = [name for name, one in operations().items() if isinstance(one, PageCopyOperation)]
+LAUNCHED = 150
 
 
 def test_there_are_two() -> None:
@@ -28,7 +29,7 @@ def test_there_are_two() -> None:
 @pytest.mark.parametrize("name", COPIES)
 def test_the_simplest_case_is_one_page(name: str) -> None:
     """Page 0 goes to page 1, one byte, in contract."""
-    case, plan, expectation = drawn(name, COUNT)[0]
+    case, plan, expectation = drawn(name, LAUNCHED)[0]
     assert expectation.case_class is CaseClass.IN_CONTRACT
     assert case.values["pairs"].to_json() == {"recipe": "literal", "values": [0, 1]}
     assert case.sizes["page_bytes"] == 1
@@ -56,7 +57,7 @@ def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
 def test_the_kernel_is_silent(name: str, build: str) -> None:
     """No judgement fires on drawn cases of every class."""
     with Checker(name, "bundled:page", "host", build) as checker:
-        for case, _, _ in drawn(name, COUNT)[:150]:
+        for case, _, _ in drawn(name, LAUNCHED):
             verdict = checker.check(case)
             assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
         assert checker.deaths == 0
@@ -89,7 +90,7 @@ def moved(plan: Plan, buffer: str, at: int) -> str:
 def test_texts_and_json(name: str) -> None:
     """Every case can be described, survives JSON, and has a place for each of its bytes."""
     asked = operation(name)
-    for case, plan, expectation in drawn(name, COUNT)[:200]:
+    for case, plan, expectation in drawn(name, LAUNCHED):
         assert Case.from_json(json.loads(case.dumps())) == case
         assert f"P={plan.arguments['num_pairs']}" in asked.describe(plan)
         for buffer in plan.buffers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ci.tests.strategies.test_writing_operations import COUNT, plain, strategy
+from ci.tests.strategies.test_writing_operations import plain, strategy
 from ci.tests.writers.conftest import drawn
 
 from pagefuzz.harness.check import Checker
@@ -18,12 +18,13 @@ from pagefuzz.strategies.registry import reported_for
 from pagefuzz.strategies.reported import examples_for
 
 WRITERS = [name for name, one in operations().items() if isinstance(one, WriteOperation)]
+LAUNCHED = 250
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_simplest_case_is_one_token(name: str) -> None:
     """One token in slot 0 of one page of one slot, in contract."""
-    case, _, expectation = drawn(name, COUNT)[0]
+    case, _, expectation = drawn(name, LAUNCHED)[0]
     assert expectation.case_class is CaseClass.IN_CONTRACT
     sizes = case.sizes
     assert [sizes[n] for n in ("num_tokens", "num_pages", "page_size_tokens")] == [1, 1, 1]
@@ -69,7 +70,7 @@ def test_reported_cases_are_right_here(name: str) -> None:
 def test_the_kernel_is_silent(name: str, build: str) -> None:
     """No judgement fires on drawn cases of every class."""
     with Checker(name, "bundled:token", "host", build) as checker:
-        for case, _, _ in drawn(name, COUNT)[:250]:
+        for case, _, _ in drawn(name, LAUNCHED):
             verdict = checker.check(case)
             assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
         assert checker.deaths == 0
@@ -79,7 +80,7 @@ def test_the_kernel_is_silent(name: str, build: str) -> None:
 def test_texts_and_json(name: str) -> None:
     """Every case can be described, survives JSON, and has a place for each of its bytes."""
     asked = operation(name)
-    for case, plan, expectation in drawn(name, COUNT)[:200]:
+    for case, plan, expectation in drawn(name, LAUNCHED)[:200]:
         assert Case.from_json(json.loads(case.dumps())) == case
         assert f"T={plan.arguments['num_tokens']}" in asked.describe(plan)
         for buffer in plan.buffers:
