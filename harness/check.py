@@ -65,7 +65,7 @@ class Checker:
         device: str = "host",
         build: str = "checked",
         *,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float | None = None,
         journal: Path | None = None,
         isolate: bool = True,
         gpu_memory_bytes: int | None = None,
@@ -76,7 +76,7 @@ class Checker:
         subject    as `pagefuzz list` shows it, or "twin:<path of a .toml file>"
         device     "host", "cuda" or "auto" (cuda where there is a GPU)
         build      build flags, separated by commas
-        timeout_s  after which a launch counts as a hang
+        timeout_s  after which a launch counts as a hang; None: `TIMEOUT_S`
         journal    file that holds the running case, so that it survives the death of this process;
                    one in the cache's folder `journals` by default, removed by `close`
         isolate    whether launches have a worker process; else they happen in this one, which
@@ -105,7 +105,7 @@ class Checker:
         self._worker = worker_for(
             self._assignment,
             isolate=isolate,
-            timeout_s=timeout_s,
+            timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
             environment=_asan_environment() if "asan" in spec.flags else None,
             journal=Journal(journal or new_path(cache_folder().parent / "journals"), **about),
         )

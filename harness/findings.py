@@ -307,7 +307,7 @@ def assert_fixed(path: Path) -> None:
     Raises `AssertionError` with the report while the subject fails it, and `CannotCheckError` if
     it cannot be run here, which is not a pass.
     """
-    from pagefuzz.harness.check import TIMEOUT_S, Checker
+    from pagefuzz.harness.check import Checker
 
     finding = load_finding(path)
     if finding.sanitizer:
@@ -321,7 +321,7 @@ def assert_fixed(path: Path) -> None:
         finding.subject,
         finding.backend,
         finding.build,
-        timeout_s=finding.hang_after_s or TIMEOUT_S,
+        timeout_s=finding.hang_after_s,
     ) as checker:
         verdict = checker.check(finding.case)
     if verdict.outcome is Outcome.NOT_RUN:

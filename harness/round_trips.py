@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.build import BuildSpec, cache_folder
-from pagefuzz.harness.check import assignment_of
+from pagefuzz.harness.check import TIMEOUT_S, assignment_of
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
@@ -37,9 +37,6 @@ from pagefuzz.oracles.round_trip_judging import (
 )
 from pagefuzz.oracles.round_trip_layout import LaidRoundTrip, lay_out
 from pagefuzz.oracles.verdict import Failure, Outcome, Verdict
-
-#: Seconds after which a launch that has not come back is taken for a hang.
-TIMEOUT_S = 60.0
 
 #: Subject of either operation that moves pages, unless another one is asked for.
 MOVER = "bundled:page"

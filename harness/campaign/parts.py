@@ -44,7 +44,7 @@ CUDA_CASE_BYTES = 2**33 + 2**29
 @contextmanager
 def open_checker(job: Job) -> Iterator[CaseChecker]:
     """Raises `CannotCheckError` if the subject cannot be built or the device is not there."""
-    from pagefuzz.harness.check import TIMEOUT_S, Checker
+    from pagefuzz.harness.check import Checker
 
     unit, options = job.shard.unit, job.options
     with Checker(
@@ -52,7 +52,7 @@ def open_checker(job: Job) -> Iterator[CaseChecker]:
         unit.subject,
         options.backend,
         options.build,
-        timeout_s=options.hang_after_s or TIMEOUT_S,
+        timeout_s=options.hang_after_s,
         journal=running_case_file(options, os.getpid()),
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory_bytes,

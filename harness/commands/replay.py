@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from pagefuzz.harness.check import TIMEOUT_S, Checker
+from pagefuzz.harness.check import Checker
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.findings import Finding, cause, describe_case, labelled, load_finding
 from pagefuzz.harness.reporters.figures import screen_width
@@ -59,7 +59,7 @@ def _replay_on(
         subject,
         device,
         build,
-        timeout_s=hang_after_s or TIMEOUT_S,
+        timeout_s=hang_after_s,
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:

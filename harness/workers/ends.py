@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from pagefuzz.harness.workers.output import REPORT
 from pagefuzz.oracles.observation import Death
 
 UNKNOWN_END = "unknown end"
@@ -21,8 +22,8 @@ KILLERS = {
 
 def name_of_end(status: int | None, output: str) -> str:
     """The short fixed name of an end."""
-    if "ERROR: AddressSanitizer: " in output:
-        return "AddressSanitizer " + output.split("ERROR: AddressSanitizer: ")[1].split()[0]
+    if f"{REPORT}: " in output:
+        return "AddressSanitizer " + output.split(f"{REPORT}: ")[1].split()[0]
     if status is None:
         return UNKNOWN_END
     if os.WIFSIGNALED(status):
@@ -39,7 +40,7 @@ def last_words(output: str) -> str:
     last of anything else."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     for index, line in enumerate(lines):
-        if "ERROR: AddressSanitizer" in line:
+        if REPORT in line:
             return "\n".join(lines[index : index + _SHOWN_LINES])
     return "\n".join(lines[-_SHOWN_LINES:])
 

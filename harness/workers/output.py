@@ -21,7 +21,7 @@ LIMIT_BYTES = 4 * 2**20
 _SEARCHED_BYTES = 128 * 2**20
 
 #: How a sanitizer's report begins, and how much of it is kept.
-_REPORT = b"ERROR: AddressSanitizer"
+REPORT = "ERROR: AddressSanitizer"
 _REPORT_BYTES = 2**13
 
 _CHUNK_BYTES = 2**20
@@ -88,10 +88,11 @@ class OutputFile:
 
     def _remember(self, begin: int, end: int) -> None:
         """Keeps the first report that begins between two bytes of the file."""
+        report = REPORT.encode()
         while begin < end and not self._report:
             # A report may begin in one chunk and go on in the next.
-            chunk = os.pread(self.descriptor, _CHUNK_BYTES + len(_REPORT), begin)
-            at = chunk.find(_REPORT)
+            chunk = os.pread(self.descriptor, _CHUNK_BYTES + len(report), begin)
+            at = chunk.find(report)
             if at >= 0 and begin + at < end:
                 line = chunk.rfind(b"\n", 0, at) + 1
                 self._report = os.pread(self.descriptor, _REPORT_BYTES, begin + line)
