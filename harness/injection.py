@@ -30,13 +30,17 @@ READ, WRITE = "read", "write"
 #: A wrap of 32-bit elements of 8 bytes; the guards are wider.
 FAR_BYTES = 2**35
 
+#: Of workspace behind a buffer whose middle is a hole: more than a GPU's memory of its own is for.
+_HOLE_BYTES = 2**32
+
 #: Larger cases cost more than they tell.
 _MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of wrong access. where: "past", "before", "far", "inside"."""
+    """A kind of wrong access. where: "past", "before", "far", "inside"; "hole": in a hole of
+    a large buffer."""
 
     access: str
     where: str
@@ -46,7 +50,9 @@ class Kind:
         return f"{self.access} {self.where}"
 
 
-KINDS = tuple(Kind(a, w) for a in (READ, WRITE) for w in ("past", "before", "far", "inside"))
+HOLE = "hole"
+
+KINDS = tuple(Kind(a, w) for a in (READ, WRITE) for w in ("past", "before", "far", "inside", HOLE))
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,9 @@ class Layer:
         if self.name == "checked":
             return True
         if self.name == "diff":  # red zones and the byte diff of whole buffers
-            return kind.access == WRITE and kind.where != "far" and _is_written(buffer)
+            # Nobody may touch what is far, nor a hole: there a guard comes first.
+            near = kind.where not in ("far", HOLE)
+            return kind.access == WRITE and near and _is_written(buffer)
         read_only = kind.access == WRITE and not _is_written(buffer)
         return kind.where != "inside" or read_only
 
@@ -120,14 +128,14 @@ def _is_written(buffer: PlannedBuffer) -> bool:
 def injections(
     plan: Plan, expectation: Expectation, buffer: PlannedBuffer
 ) -> Iterator[tuple[Kind, Injection]]:
-    """One wrong access of each kind that the buffer has room for: of one element, or less where
-    what lies inside it is not as long."""
-    size = Dtype(buffer.dtype).size_bytes
-    lowest_bit = buffer.required_bytes & -buffer.required_bytes
-    size = min(size, lowest_bit)  # aligned at both ends
+    """One wrong access of each kind that the buffer has room for, holes aside: of one element, or
+    less where what lies inside it is not as long."""
+    size = _size_of(buffer)
     footprint = expectation.footprint(buffer.name)
     inside = {READ: footprint.may_read, WRITE: footprint.changeable}
     for kind in KINDS:
+        if kind.where == HOLE:
+            continue
         if kind.where == "inside":
             found = _forbidden(buffer, inside[kind.access], size)
             if found is None:
@@ -139,6 +147,25 @@ def injections(
             size_bytes = size
             offset = {"past": buffer.memory_bytes, "before": -size, "far": FAR_BYTES}[kind.where]
         yield kind, Injection(buffer.name, offset, size_bytes, kind.access)
+
+
+def _size_of(buffer: PlannedBuffer) -> int:
+    """Bytes of an access of one element, or less, aligned at both ends of the buffer."""
+    return min(Dtype(buffer.dtype).size_bytes, buffer.required_bytes & -buffer.required_bytes)
+
+
+def with_hole(case: Case, buffer: str) -> Case:
+    """The case with so much workspace behind a buffer that it has a hole."""
+    placement = replace(case.placements.get(buffer, Placement()), after_bytes=_HOLE_BYTES)
+    return replace(case, placements={**case.placements, buffer: placement})
+
+
+def in_hole(buffer: PlannedBuffer) -> Iterator[tuple[Kind, Injection]]:
+    """Accesses to the middle of the workspace that `with_hole` gives."""
+    size = _size_of(buffer)
+    offset = (buffer.required_bytes + _HOLE_BYTES // 2) // size * size
+    for access in (READ, WRITE):
+        yield Kind(access, HOLE), Injection(buffer.name, offset, size, access)
 
 
 def _is_flush(buffer: PlannedBuffer) -> bool:
@@ -252,8 +279,11 @@ def trials(
                 if not buffer.memory_bytes or buffer.placement.over is not None:
                     continue
                 missing.discard(buffer.name)
-                for kind, injection in injections(plan, expectation, buffer):
-                    trial = Trial(layer, kind, placed, injection, layer.promises(kind, buffer))
+                made = [(placed, *one) for one in injections(plan, expectation, buffer)]
+                large = with_hole(placed, buffer.name)
+                made += [(large, *one) for one in in_hole(buffer)]
+                for where, kind, injection in made:
+                    trial = Trial(layer, kind, where, injection, layer.promises(kind, buffer))
                     if kind in kinds and count[trial.key] < tries:
                         count[trial.key] += 1
                         if count[trial.key] > skip:

@@ -182,7 +182,8 @@ class RoundTripRunner:
                 if subject.keeps_record:
                     subject.begin_check(step.plan, step.expectation, self._arena.store)
                 subject.catch_faults(self._box.fault_address())
-                self._box.note_launch(assignment.object_path, plan, addresses)
+                path, closed = assignment.object_path, self._arena.closed()
+                self._box.note_launch(path, plan, addresses, closed)
                 self._box.note_memory(self.memory())
                 self._box.enter(Stage.LAUNCHING)
                 status, message = subject.launch()

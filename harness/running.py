@@ -251,7 +251,7 @@ class Runner:
         subject, arena = self._object, self._arena
         if subject.keeps_record:
             subject.begin_check(plan, expectation, arena.store)
-        self._box.note_launch(self._assignment.object_path, plan, addresses)
+        self._box.note_launch(self._assignment.object_path, plan, addresses, arena.closed())
         self._box.note_memory(self.memory())
         self._box.enter(Stage.LAUNCHING)
         status, message = subject.launch()

@@ -223,6 +223,8 @@ class DeathAccess:
     memory_bytes  of it, workspace behind it included
     is_write      None if that is not known
     where         "kernels/operations/x.cu:88", "" if that is not known
+    hole          (begin, end) of the stretch of that buffer, from its base, in which no byte is
+                  legal and which nobody may touch; None if it was in none
     """
 
     buffer: str
@@ -230,6 +232,7 @@ class DeathAccess:
     memory_bytes: int
     is_write: bool | None
     where: str
+    hole: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ region lies against a *guard*, memory that nobody may touch, at the end that its
 its other end, and between the buffer and the guard where alignment leaves room, lies a red zone.
 Small regions lie in *pools*, mapped once and reused, and are filled and compared whole. A large
 region is sparse: only *windows* around the footprint hold contents, every other byte is zero, and
-what a launch touched is found without walking the buffer.
+what a launch touched is found without walking the buffer. Between windows lie *holes*, in which no
+byte is legal; a hole that nobody may touch is *closed*.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES, CaseError
 from pagefuzz.oracles.contents import initial_bytes
 from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Bytes, Plan, PlannedBuffer, Role
 from pagefuzz.oracles.observation import Around, Chunk
 
@@ -82,6 +84,9 @@ class Arena(Protocol):
 
     def fill(self, fill: int) -> None:
         """Writes what every region holds before a launch with this fill."""
+
+    def closed(self) -> Mapping[str, IntervalSet]:
+        """By buffer, the holes that nobody may touch, as offsets from its base in bytes."""
 
     def keep(self) -> None:
         """In place of `fill`: the next launch finds what the last one has left, and `collect` tells

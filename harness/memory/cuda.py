@@ -270,6 +270,9 @@ class CudaArena:
             for begin, data in windows.slices(windows.before):
                 self._driver.copy_in(layout.own_at(large.base + begin), data)
 
+    def closed(self) -> Mapping[str, IntervalSet]:
+        return self._host.closed()
+
     def keep(self) -> None:
         self._is_uncollected = True
         self._host.keep()

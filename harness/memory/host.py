@@ -7,7 +7,10 @@ case costs no system call that maps.
 
 Regions above `SMALL_BYTES` are sparse: pages of a memfd that nobody touched do not exist, so that a
 buffer of a tebibyte costs a few system calls, and the kernel's own map of the file says which pages
-a launch touched.
+a launch touched. In holes, where no byte is legal, that is not enough: a page that a read brought
+into being looks like one that zeros were stored to, and neither tells the instruction. So a launch
+finds holes closed, and dies of an access there as it does at a guard: byte and source line are
+known.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ PAGE_BYTES = mmap.PAGESIZE
 #: Sizes of pools: of the one in use mostly more than a quarter is filled; the last holds any.
 POOL_BYTES = (PAGE_BYTES, 4 * PAGE_BYTES, 16 * PAGE_BYTES, 2 * SMALL_BYTES)
 
+#: Most holes of a region that are closed, the largest ones. Each takes two of a process's mappings,
+#: of which there are 65,530, and a case has a handful.
+MOST_CLOSED = 2048
+
 _PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
 _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
@@ -55,6 +62,7 @@ _ffi.cdef(
     """
     void *mmap(void *address, size_t size, int protection, int flags, int file, int64_t offset);
     int munmap(void *address, size_t size);
+    int mprotect(void *address, size_t size, int protection);
     int madvise(void *address, size_t size, int advice);
     void __asan_poison_memory_region(const void *address, size_t size);
     void __asan_unpoison_memory_region(const void *address, size_t size);
@@ -106,6 +114,12 @@ class _Mapping:
         protection = _PROT_READ_WRITE if writable else _PROT_READ
         _mmap(_ffi.cast("void *", self.address), self.size_bytes, protection, flags, file)
 
+    def shut(self, begin: int, size_bytes: int) -> None:
+        """From now on nobody may touch these whole pages; begin: offset in the mapping."""
+        page = _ffi.cast("void *", self.address + begin)
+        if _libc.mprotect(page, size_bytes, _PROT_NONE):
+            raise DoesNotFitError(f"no more mappings: {os.strerror(_ffi.errno)}")
+
     def close(self) -> None:
         _libc.munmap(self._start, self.reserved_bytes)
 
@@ -154,6 +168,7 @@ class _SparseRegion:
 
     base    offset of the buffer's base in the file
     around  the buffer
+    closed  holes that nobody may touch, as offsets from the base
     """
 
     def __init__(self, buffer: PlannedBuffer, expectation: Expectation) -> None:
@@ -169,6 +184,7 @@ class _SparseRegion:
             end=size_bytes - self.base,
             granularity=PAGE_BYTES,
         )
+        self.closed = _largest(self._windows.holes, MOST_CLOSED)
         try:
             self.mapping = _Mapping(size_bytes)
         except DoesNotFitError as error:
@@ -178,9 +194,23 @@ class _SparseRegion:
             self._file = os.memfd_create(f"pagefuzz-{buffer.name}", os.MFD_CLOEXEC)
             os.ftruncate(self._file, size_bytes)
             self.mapping.back_with(self._file, writable=is_written(buffer))
+            for begin, end in zip(*self._closed_pages(), strict=True):
+                self.mapping.shut(begin, end - begin)
         except (OSError, DoesNotFitError) as error:
             self.close()
             raise DoesNotFitError(f"{buffer.name}: no sparse memory: {error}") from None
+
+    def _closed_pages(self) -> tuple[list[int], list[int]]:
+        """Begins and ends of closed holes, as offsets in the mapping."""
+        return (self.closed.begin + self.base).tolist(), (self.closed.end + self.base).tolist()
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether a launch has left protections as they were."""
+        address, size_bytes = self.mapping.address, self.mapping.size_bytes
+        return _is_protected(address, size_bytes, writable=is_written(self.buffer)) and not any(
+            _may(_MADV_POPULATE_READ, address + begin) for begin in self._closed_pages()[0]
+        )
 
     @property
     def allocated_bytes(self) -> int:
@@ -240,6 +270,13 @@ class _SparseRegion:
         self.mapping.close()
         if self._file >= 0:
             os.close(self._file)
+
+
+def _largest(intervals: IntervalSet, count: int) -> IntervalSet:
+    if len(intervals) <= count:
+        return intervals
+    kept = np.argsort(intervals.begin - intervals.end, kind="stable")[:count]
+    return IntervalSet(intervals.begin[kept], intervals.end[kept])
 
 
 class HostArena:
@@ -305,6 +342,9 @@ class HostArena:
             sparse.fill(seed, fill)
         self.keep()
 
+    def closed(self) -> Mapping[str, IntervalSet]:
+        return {sparse.buffer.name: sparse.closed for sparse in self._sparse}
+
     def keep(self) -> None:
         if self._poisons:
             for address, size_bytes in self._outside():
@@ -319,15 +359,16 @@ class HostArena:
         what protects the memory: then nothing that it did elsewhere was seen."""
         if self._poisons:  # whose runtime does not let anybody look there
             return
-        spans = [
-            (region.buffer, pool.address, pool.memory.size) for region, pool in self._regions
-        ] + [(one.buffer, one.mapping.address, one.mapping.size_bytes) for one in self._sparse]
-        for buffer, begin, size_bytes in spans:
-            if not _is_protected(begin, size_bytes, writable=is_written(buffer)):
-                raise SpoiledProcessError(
-                    f"the launch has changed the protection of {buffer.name}, or of the memory "
-                    "beside it, so that faults there go unseen"
-                )
+        changed = [
+            region.buffer.name
+            for region, pool in self._regions
+            if not _is_protected(pool.address, pool.memory.size, writable=is_written(region.buffer))
+        ] + [sparse.buffer.name for sparse in self._sparse if not sparse.is_protected]
+        if changed:
+            raise SpoiledProcessError(
+                f"the launch has changed the protection of {changed[0]}, or of the memory "
+                "beside it, so that faults there go unseen"
+            )
 
     def collect(self) -> Collected:
         if self._poisons:

@@ -42,6 +42,7 @@ class Windows:
     """The windows of one region; all offsets are from the buffer's base, in bytes.
 
     spans   where they lie: multiples of the granularity from the start of the region
+    holes   the rest of the region: no byte of it is legal
     before  uint8, their contents one after another, as `fill` made them
     """
 
@@ -76,6 +77,7 @@ class Windows:
             )
 
         self.spans = rounded(granularity)
+        self.holes = IntervalSet([begin], [end]).without(self.spans)
         if self.spans.total_bytes > (limit := limit_bytes()):
             raise DoesNotFitError(
                 f"{buffer.name} has {self.spans.total_bytes:,} bytes to fill and compare, "

@@ -20,12 +20,14 @@ import numpy as np
 
 from pagefuzz.harness.memory.arena import GUARD_BYTES
 from pagefuzz.harness.memory.use import MemoryUse
+from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Plan
 
 #: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, `pf_fault` and
 #: the buffers.
 _MEMORY_AT, _FAULT_AT, _BUFFERS_AT = 8, 64, 128
-SIZE_BYTES = 4 * mmap.PAGESIZE
+#: Of which most is never touched: only a case of very many holes needs so much.
+SIZE_BYTES = 2**21
 
 _MEMORY = struct.Struct("<3q")
 
@@ -51,6 +53,7 @@ class Fault:
     memory_bytes  of it, workspace behind it included
     instruction   that accessed it, from the beginning of that object
     is_write      None where the processor does not tell
+    hole          (begin, end) of the closed hole that it was in, from the base; None if in none
     """
 
     subject: str
@@ -59,6 +62,13 @@ class Fault:
     memory_bytes: int
     instruction: int
     is_write: bool | None
+    hole: tuple[int, int] | None = None
+
+
+def _pairs(intervals: IntervalSet) -> list[list[int]]:
+    return [
+        list(pair) for pair in zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)
+    ]
 
 
 class BlackBox:
@@ -86,10 +96,18 @@ class BlackBox:
         view = np.frombuffer(self._memory, np.uint8)
         return int(view.ctypes.data) + _FAULT_AT
 
-    def note_launch(self, subject: str, plan: Plan, addresses: Mapping[str, int]) -> None:
-        """The path of the object that is launched next, and where its buffers lie."""
+    def note_launch(
+        self,
+        subject: str,
+        plan: Plan,
+        addresses: Mapping[str, int],
+        closed: Mapping[str, IntervalSet],
+    ) -> None:
+        """The path of the object that is launched next, where its buffers lie, and which holes in
+        them nobody may touch."""
+        none = IntervalSet()
         buffers = [
-            [name, addresses[name], buffer.memory_bytes]
+            [name, addresses[name], buffer.memory_bytes, _pairs(closed.get(name, none))]
             for name, buffer in plan.buffers.items()
             if addresses[name] and buffer.placement.over is None
         ]
@@ -129,14 +147,16 @@ class BlackBox:
         address, instruction = int(noted[0]), int(noted[1])
         size = int.from_bytes(self._memory[_BUFFERS_AT : _BUFFERS_AT + 4], "little")
         text = bytes(self._memory[_BUFFERS_AT + 4 : _BUFFERS_AT + 4 + size])
-        nearest = (GUARD_BYTES, "", 0, 0)
+        nearest: tuple[int, str, int, int, list[list[int]]] = (GUARD_BYTES, "", 0, 0, [])
         subject, buffers = json.loads(text) if text else ("", ())
-        for name, base, memory_bytes in buffers:
+        for name, base, memory_bytes, holes in buffers:
             distance = max(base - address, address - base - memory_bytes, 0)
-            nearest = min(nearest, (distance, name, base, memory_bytes))
-        _, name, base, memory_bytes = nearest
+            nearest = min(nearest, (distance, name, base, memory_bytes, holes))
+        _, name, base, memory_bytes, holes = nearest
+        at = address - base
+        hole = next(((begin, end) for begin, end in holes if begin <= at < end), None)
         wrote = None if is_write < 0 else bool(is_write)
-        return Fault(subject, name, address - base, memory_bytes, instruction, wrote)
+        return Fault(subject, name, at, memory_bytes, instruction, wrote, hole)
 
     def close(self) -> None:
         self._memory.close()

@@ -487,9 +487,8 @@ class Worker:
     def _access(self, fault: Fault) -> DeathAccess:
         """A fault in the words of judgements."""
         where = line_of(Path(fault.subject), fault.instruction)
-        return DeathAccess(
-            fault.buffer, fault.offset_bytes, fault.memory_bytes, fault.is_write, where
-        )
+        at = (fault.buffer, fault.offset_bytes, fault.memory_bytes)
+        return DeathAccess(*at, fault.is_write, where, fault.hole)
 
     def restart(self) -> None:
         """Ends the process in order: the next case gets a fresh one."""

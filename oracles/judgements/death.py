@@ -40,11 +40,15 @@ class DeathJudgement(Judgement):
         return Judged((failure,), survived + 1)
 
     def _at_a_buffer(self, run: Run, how: str, access: DeathAccess) -> Failure:
-        """A fault of memory protection, which happens beside a buffer or on a read-only one."""
+        """A fault of memory protection, which happens beside a buffer, in a hole of it or on one
+        that is only read."""
         verb, buffer, at = _VERBS[access.is_write], access.buffer, access.offset_bytes
         inside = 0 <= at < access.memory_bytes
         side = "inside" if inside else "before" if at < 0 else "past"
         page = "a page mapped read-only" if inside else "a page that nobody may touch"
+        if access.hole is not None:
+            begin, end = access.hole
+            page = f"a stretch where no byte is legal (bytes {begin}..{end - 1})"
         details = {
             "access": f"{verb}s {buffer} at byte {at} of {access.memory_bytes}: {how}, {page}",
             "where": access.where,

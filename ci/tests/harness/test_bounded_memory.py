@@ -71,6 +71,9 @@ ROWS = {
     13: Reported(MLA, twin("mla-int32-slot-offset"), TOKEN, {"13-slot-offset-bad": "death"}),
 }
 
+#: Reported cases whose fault lands in a hole on the host: a GPU's granules have none there.
+IN_HOLES = ("3-entry-2304-silent",)
+
 #: Bytes of memory that the buffers of a case may take, by device.
 LIMIT_BYTES = {"host": 256 * 2**20, "cuda": 2**30}
 
@@ -125,6 +128,8 @@ def test_the_fault_is_found(row: int, device: str) -> None:
     with limited(device, reported.operation, reported.faulty, "release") as checker:
         for name, judgement in reported.found.items():
             verdict = checker.check(examples[name])
+            if device == "host" and name in IN_HOLES:
+                judgement = "death"
             assert verdict.outcome is Outcome.FAILED, (name, verdict.not_run)
             assert verdict.failures[0].judgement == judgement, (name, verdict.failures)
             assert_within_limit(checker)
@@ -147,15 +152,15 @@ def test_the_sound_kernel_is_clean(row: int, device: str) -> None:
 @pytest.mark.parametrize("device", ON_BOTH)
 def test_a_destination_of_two_to_the_40_bytes_works(device: str) -> None:
     """Its last row is gathered and compared to the last byte; a store to any other byte is seen,
-    in the middle, too. All within the limit."""
+    in the middle, too, where nobody may touch it. All within the limit."""
     case = far_row()
     assert registry.operation(GATHER).plan(case).buffers["dst"].memory_bytes == TOP
     wrong_stores = {
         TOP - 1: "output",
         LAST_ROW * ENTRY_BYTES: "output",
         LAST_ROW * ENTRY_BYTES - 1: "untouched",
-        TOP // 2: "untouched",
         0: "untouched",
+        TOP // 2: "death",
     }
     with limited(device, GATHER, PAGE, "inject") as checker:
         verdict = checker.check(case)
@@ -165,7 +170,7 @@ def test_a_destination_of_two_to_the_40_bytes_works(device: str) -> None:
             store = Injection("dst", offset_bytes, 1, "write")
             verdict = checker.check(case, injection=store)
             assert {f.judgement for f in verdict.failures} == {judgement}, offset_bytes
-        assert checker.deaths == 0
+        assert checker.deaths == 1
         assert checker.memory.address_bytes > TOP
         assert_within_limit(checker)
 

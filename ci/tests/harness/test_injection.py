@@ -20,10 +20,13 @@ from pagefuzz.harness.injection import (
     LAYERS,
     Kind,
     examine,
+    in_hole,
     injections,
     suitable_cases,
     trials,
+    with_hole,
 )
+from pagefuzz.harness.memory.cuda import WHOLE_BYTES
 from pagefuzz.harness.running import Injection
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, load_case
@@ -102,6 +105,22 @@ def test_accesses_are_forbidden_and_aligned() -> None:
                 assert made.offset_bytes % made.size_bytes == 0
 
 
+def test_accesses_in_holes_are_forbidden_and_aligned() -> None:
+    """They lie in the workspace behind their buffer, far from both its ends."""
+    one = registry.operation(OPERATION)
+    for case in suitable_cases(OPERATION, 1):
+        for name in (
+            buffer.name for buffer in one.plan(case).buffers.values() if not buffer.is_null
+        ):
+            buffer = one.plan(with_hole(case, name)).buffers[name]
+            made = list(in_hole(buffer))
+            assert [kind.access for kind, _ in made] == ["read", "write"]
+            for _, access in made:
+                assert access.offset_bytes % access.size_bytes == 0
+                assert access.offset_bytes > buffer.required_bytes + WHOLE_BYTES
+                assert access.offset_bytes < buffer.memory_bytes - WHOLE_BYTES
+
+
 def test_a_layer_that_does_not_keep_its_promise_is_exit_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -124,7 +143,7 @@ def test_a_layer_that_does_not_keep_its_promise_is_exit_1(
 
 def test_kinds_and_layers_are_named_once() -> None:
     """The table has a column for each kind and a letter for each layer."""
-    assert len({kind.name for kind in KINDS}) == len(KINDS) == 8
+    assert len({kind.name for kind in KINDS}) == len(KINDS) == 10
     assert len({layer.name for layer in LAYERS}) == len(LAYERS) == 3
 
 
