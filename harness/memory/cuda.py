@@ -4,12 +4,10 @@ A small buffer lies at one end of a granule of its own, and only its region of t
 copied in and out; the rest holds one byte value everywhere, and one search by the device
 (`pf_scan` of the built object) over all granules tells where it no longer does.
 
-A large buffer's region has physical memory of its own, all of it as long as a case's regions are
-few bytes. Beyond, only the granules that hold windows have; the rest is mapped to a few pieces of
-zeros, again and again. All of it holds zeros outside windows, and the same search tells where not.
-A stray store into a piece shows at every address that is mapped to it: it is reported at the
-lowest of them, and may have gone to any other. One set of pieces serves all regions that a launch
-can only read, and each region that it writes to has one of its own, so that the buffer is certain.
+A large buffer's region has physical memory everywhere as long as a case's regions are few bytes: it
+holds zeros outside windows, and the same search tells where not. Beyond, only the granules that
+hold windows have memory. Nothing is mapped in the rest, the holes: an access there is a fault,
+reads whose value is thrown away and stores of zeros included, which no search would show.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from pagefuzz.harness.memory.arena import (
     round_up,
 )
 from pagefuzz.harness.memory.device_memory import KEPT_BYTES, Allocation, DeviceMemory
-from pagefuzz.harness.memory.device_regions import Layout, LayoutKey, Pieces, Pool, Pools
+from pagefuzz.harness.memory.device_regions import Layout, LayoutKey, Pool, Pools
 from pagefuzz.harness.memory.driver import GRANULE_BYTES, Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.windows import Windows
@@ -55,7 +53,6 @@ _POOL_CHUNKS = GRANULE_BYTES // _POOL_CHUNK_BYTES
 _WINDOW_GRANULARITY = 4096
 _KEPT_LAYOUTS = 8
 _STRAY_BYTES = 4 * 2**20  # most that is looked at at once
-_READERS = 0  # the set of pieces behind regions that a launch only reads
 
 #: (data, size_bytes, chunk_bytes, value, flags): flags[i] = 1 if chunk i holds another byte
 Scan = Callable[[int, int, int, int, int], None]
@@ -111,13 +108,12 @@ class CudaArena:
         self._driver, self._scan = driver, scan
         self._memory = DeviceMemory(driver, limit_bytes)
         self._memory.reclaim = self._close_idle
-        # The other half of a limit is for pools, pieces and windows.
+        # The other half of a limit is for pools and windows.
         self._whole_bytes = min(
             WHOLE_BYTES, (2 * WHOLE_BYTES if limit_bytes is None else limit_bytes) // 2
         )
         self._store, self._flags = Allocation(self._memory), Allocation(self._memory)
         self._pools = Pools(self._memory)
-        self._pieces: dict[int, Pieces] = {}
         self._idle: list[Layout] = []  # of earlier launches, the latest last
         self._host = HostArena()
         self._small: list[_SmallRegion] = []
@@ -151,11 +147,9 @@ class CudaArena:
         small, large = placed_buffers(replace(plan, buffers=device))
         self._small = [self._small_region(nth, buffer) for nth, buffer in enumerate(small)]
         self._must_be_background = self._background_chunks()
-        whole_bytes, written = self._whole_bytes, 0
+        whole_bytes = self._whole_bytes
         for buffer in large:
-            written += is_written(buffer)
-            pieces = written if is_written(buffer) else _READERS
-            region = self._large_region(buffer, expectation, whole_bytes, pieces)
+            region = self._large_region(buffer, expectation, whole_bytes)
             self._large.append(region)
             if region.layout.is_whole:
                 whole_bytes -= region.layout.own_bytes
@@ -170,8 +164,6 @@ class CudaArena:
     def _forget_strays(self) -> None:
         """A launch that nobody collected may have left something anywhere."""
         self._pools.reset()
-        for pieces in self._pieces.values():
-            pieces.reset()
         self._is_uncollected = False
 
     def _small_region(self, nth: int, buffer: PlannedBuffer) -> _SmallRegion:
@@ -191,9 +183,8 @@ class CudaArena:
         return out.ravel()
 
     def _large_region(
-        self, buffer: PlannedBuffer, expectation: Expectation, whole_bytes: int, pieces: int
+        self, buffer: PlannedBuffer, expectation: Expectation, whole_bytes: int
     ) -> _LargeRegion:
-        """pieces: number of the set of pieces that it may be mapped to."""
         size_bytes = round_up(least_region_bytes(buffer), GRANULE_BYTES)
         planned = PoolRegion.of(buffer, [size_bytes])
         base = planned.base
@@ -207,9 +198,9 @@ class CudaArena:
         writable = is_written(buffer)
         keys = []
         if size_bytes <= whole_bytes:
-            keys.append(LayoutKey.whole(size_bytes, writable=writable, pieces=_READERS))
+            keys.append(LayoutKey.whole(size_bytes, writable=writable))
         held = IntervalSet(windows.spans.begin + base, windows.spans.end + base)
-        keys.append(LayoutKey.sparse(size_bytes, held, writable=writable, pieces=pieces))
+        keys.append(LayoutKey.sparse(size_bytes, held, writable=writable))
         said = ""
         for key in keys:
             try:
@@ -223,9 +214,7 @@ class CudaArena:
             if layout.key == key:
                 self._idle.remove(layout)
                 return layout
-        if key.pieces not in self._pieces:
-            self._pieces[key.pieces] = Pieces(self._memory)
-        return Layout(self._memory, key, self._pieces[key.pieces])
+        return Layout(self._memory, key)
 
     def _trim_idle(self) -> None:
         excess = len(self._idle) - _KEPT_LAYOUTS
@@ -271,7 +260,11 @@ class CudaArena:
                 self._driver.copy_in(layout.own_at(large.base + begin), data)
 
     def closed(self) -> Mapping[str, IntervalSet]:
-        return self._host.closed()
+        found = dict(self._host.closed())
+        for large in self._large:
+            holes = large.layout.holes
+            found[large.buffer.name] = IntervalSet(holes.begin - large.base, holes.end - large.base)
+        return found
 
     def keep(self) -> None:
         self._is_uncollected = True
@@ -354,22 +347,7 @@ class CudaArena:
         outside = touched.without(large.windows.spans)
         for begin, end in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
             found += self._strays(layout.own_at(base + begin), begin, end - begin, 0)
-        if layout.key.writable:
-            found += self._piece_strays(layout, base)
         return _in_order(found)
-
-    def _piece_strays(self, layout: Layout, base: int) -> Iterator[Chunk]:
-        """What a launch left in pieces, at the lowest offset mapped to it; zeroed again."""
-        for size_bytes, first_use in layout.first_uses.items():
-            address = layout.pieces.addresses[size_bytes]
-            flags = self._differing(address, size_bytes, SCAN_CHUNK_BYTES, 0)
-            touched = IntervalSet.of_runs(
-                np.flatnonzero(flags) * SCAN_CHUNK_BYTES, SCAN_CHUNK_BYTES
-            )
-            for begin, end in zip(touched.begin.tolist(), touched.end.tolist(), strict=True):
-                at = first_use + begin - base
-                yield from self._strays(address + begin, at, end - begin, 0)
-                self._driver.set_bytes(address + begin, 0, end - begin)
 
     def _differing(
         self, address: int, size_bytes: int, chunk_bytes: int, value: int
@@ -401,13 +379,11 @@ class CudaArena:
         self._driver.synchronise()
         for layout in [*self._idle, *(region.layout for region in self._large)]:
             layout.close()
-        for pieces in self._pieces.values():
-            pieces.close()
         self._pools.close()
         self._store.close()
         self._flags.close()
         self._memory.release_unused()
-        self._idle, self._large, self._small, self._pieces = [], [], [], {}
+        self._idle, self._large, self._small = [], [], []
         self._is_uncollected = False
 
 

@@ -135,32 +135,42 @@ class DeviceMemory:
 
 
 class View:
-    """Address space that handles are mapped into, one behind another.
+    """Address space that handles are mapped into, one behind another or with gaps, which nobody can
+    touch.
 
-    address       of the first byte that can be mapped
-    mapped_bytes  from there on
+    address     of the first byte that can be mapped
+    size_bytes  of handles and gaps so far
     """
 
     def __init__(self, memory: DeviceMemory, size_bytes: int, *, guard_bytes: int = 0) -> None:
         """Room for `size_bytes` between guards that nobody can touch. Raises `DoesNotFitError`."""
-        self._memory, self._size_bytes = memory, size_bytes
+        self._memory, self._room_bytes = memory, size_bytes
         self._reserved_bytes = size_bytes + 2 * guard_bytes
         self._start = memory.reserve(self._reserved_bytes)
         self.address = self._start + guard_bytes
-        self.mapped_bytes = 0
+        self.size_bytes = 0
+        self._runs: list[tuple[int, int]] = []  # (begin, end) of what is mapped without a gap
+
+    def skip(self, size_bytes: int) -> None:
+        """Leaves a gap."""
+        self.size_bytes += size_bytes
 
     def append(self, handle: int, size_bytes: int) -> int:
         """Maps all of a handle; `allow` opens it. Returns its address. Raises `DoesNotFitError`."""
-        if self.mapped_bytes + size_bytes > self._size_bytes:
-            raise DoesNotFitError(f"a view of {self._size_bytes:,} bytes has no room left")
-        address = self.address + self.mapped_bytes
-        self._memory.driver.map(address, size_bytes, handle)
-        self.mapped_bytes += size_bytes
-        return address
+        begin, end = self.size_bytes, self.size_bytes + size_bytes
+        if end > self._room_bytes:
+            raise DoesNotFitError(f"a view of {self._room_bytes:,} bytes has no room left")
+        self._memory.driver.map(self.address + begin, size_bytes, handle)
+        self.size_bytes = end
+        if self._runs and self._runs[-1][1] == begin:
+            begin, _ = self._runs.pop()
+        self._runs.append((begin, end))
+        return self.address + end - size_bytes
 
     def allow(self, *, writable: bool) -> None:
         """Opens everything that is mapped: cheaper than one by one. Raises `DoesNotFitError`."""
-        self._memory.driver.allow(self.address, self.mapped_bytes, writable=writable)
+        for begin, end in self._runs:
+            self._memory.driver.allow(self.address + begin, end - begin, writable=writable)
 
     def append_open(self, handle: int, size_bytes: int) -> int:
         """Like `append`, and opens it for reading and writing; nothing is left mapped if it
@@ -170,14 +180,17 @@ class View:
             self._memory.driver.allow(address, size_bytes, writable=True)
         except DoesNotFitError:
             self._memory.driver.unmap(address, size_bytes)
-            self.mapped_bytes -= size_bytes
+            self.size_bytes -= size_bytes
+            begin, _ = self._runs.pop()
+            if begin < self.size_bytes:
+                self._runs.append((begin, self.size_bytes))
             raise
         return address
 
     def close(self) -> None:
         """Handles outlive their mappings."""
-        if self.mapped_bytes:
-            self._memory.driver.unmap(self.address, self.mapped_bytes)
+        for begin, end in self._runs:
+            self._memory.driver.unmap(self.address + begin, end - begin)
         self._memory.unreserve(self._start, self._reserved_bytes)
 
 

@@ -19,12 +19,6 @@ from pagefuzz.oracles.intervals import IntervalSet, Offsets
 _MEBIBYTE = 2**20
 _OWN_SIZES = tuple(n * _MEBIBYTE for n in (64, 16, 4, 2))
 
-#: Each mapping costs about 35 us, whatever its size, and few sizes cost little memory.
-_PIECE_SIZES = tuple(n * _MEBIBYTE for n in (256, 64, 16, 4, 2))
-
-#: The largest piece serves only regions above this size.
-_LARGEST_PIECE_ABOVE = 64 * 2**30
-
 _MOST_POOLS = 512
 
 
@@ -103,97 +97,52 @@ class Pools:
         self._pools, self._handles, self._launch_views, self._own = {}, [], [], None
 
 
-class Pieces:
-    """Zeros, one piece of each size, that sparse regions are mapped to where they hold no windows.
-
-    A store there lands in a piece, and thereby at every address that is mapped to it.
-    """
-
-    def __init__(self, memory: DeviceMemory) -> None:
-        """Raises `DoesNotFitError`."""
-        self._memory = memory
-        self._view = View(memory, sum(_PIECE_SIZES))
-        self._handles: dict[int, int] = {}  # size -> handle
-        self.addresses: dict[int, int] = {}  # size -> where the harness sees that piece
-
-    def handle(self, size_bytes: int) -> int:
-        """Raises `DoesNotFitError`."""
-        if size_bytes not in self._handles:
-            (handle,) = self._memory.take([size_bytes])
-            try:
-                address = self._view.append_open(handle, size_bytes)
-            except DoesNotFitError:
-                self._memory.give([handle], [size_bytes])
-                raise
-            self._handles[size_bytes] = handle
-            self._memory.driver.set_bytes(address, 0, size_bytes)
-            self.addresses[size_bytes] = address
-        return self._handles[size_bytes]
-
-    def reset(self) -> None:
-        """All of them hold zeros again."""
-        for size_bytes, address in self.addresses.items():
-            self._memory.driver.set_bytes(address, 0, size_bytes)
-
-    def close(self) -> None:
-        self._view.close()
-        self._memory.give(list(self._handles.values()), list(self._handles))
-        self._handles, self.addresses = {}, {}
-
-
 @dataclass(frozen=True)
 class LayoutKey:
     """What a layout can serve again.
 
     size_bytes  of the region, a multiple of the granule
-    own         (begin, end) in the region, ascending: where it has memory of its own
+    own         (begin, end) in the region, ascending: its memory; nobody can touch the rest
     writable    by the launch
-    pieces      number of the set of pieces behind the rest
     """
 
     size_bytes: int
     own: tuple[tuple[int, int], ...]
     writable: bool
-    pieces: int
 
     @classmethod
-    def whole(cls, size_bytes: int, *, writable: bool, pieces: int) -> LayoutKey:
-        """All of it is memory of its own."""
-        return cls(size_bytes, ((0, size_bytes),), writable, pieces)
+    def whole(cls, size_bytes: int, *, writable: bool) -> LayoutKey:
+        """All of it is memory."""
+        return cls(size_bytes, ((0, size_bytes),), writable)
 
     @classmethod
-    def sparse(
-        cls, size_bytes: int, held: IntervalSet, *, writable: bool, pieces: int
-    ) -> LayoutKey:
-        """The granules that hold something have memory of their own. `held`: offsets in it."""
+    def sparse(cls, size_bytes: int, held: IntervalSet, *, writable: bool) -> LayoutKey:
+        """The granules that hold something are memory. `held`: offsets in it."""
         first = held.begin - held.begin % GRANULE_BYTES
         last = held.end + -held.end % GRANULE_BYTES
         own = IntervalSet(first, last)
         runs = tuple(zip(own.begin.tolist(), own.end.tolist(), strict=True))
-        return cls(size_bytes, runs, writable, pieces)
+        return cls(size_bytes, runs, writable)
 
 
 class Layout:
     """A large region, mapped.
 
     address      where the launch sees it, between guards
-    own_address  where the harness sees the memory of its own, side by side
+    own_address  where the harness sees its memory, side by side
     own_bytes    of that
-    pieces       what the rest is mapped to
-    first_uses   size of a piece -> the lowest offset in the region that is mapped to it
     """
 
-    def __init__(self, memory: DeviceMemory, key: LayoutKey, pieces: Pieces) -> None:
+    def __init__(self, memory: DeviceMemory, key: LayoutKey) -> None:
         """Raises `DoesNotFitError`, and leaves nothing behind then."""
         assert key.own, "both ends of a buffer have windows"
-        self._memory, self.key, self.pieces = memory, key, pieces
+        self._memory, self.key = memory, key
         self._begins = np.array([begin for begin, _ in key.own], np.int64)
         sizes = np.array([end - begin for begin, end in key.own], np.int64)
         self._own_begins = np.cumsum(sizes) - sizes  # of each run, in the harness's view
         self.own_bytes = int(sizes.sum())
         self._sizes = [part for size in sizes.tolist() for part in cut(size, _OWN_SIZES)]
         self._handles = memory.take(self._sizes)
-        self.first_uses: dict[int, int] = {}
         self._views: list[View] = []
         try:
             launch = View(memory, key.size_bytes, guard_bytes=GUARD_BYTES)
@@ -207,14 +156,10 @@ class Layout:
         self.address, self.own_address = launch.address, own.address
 
     def _map(self, launch: View, own: View) -> None:
-        size_bytes = self.key.size_bytes
-        piece_sizes = _PIECE_SIZES[0 if size_bytes > _LARGEST_PIECE_ABOVE else 1 :]
         parts = iter(zip(self._handles, self._sizes, strict=True))
-        for begin, end in (*self.key.own, (size_bytes, size_bytes)):
-            for size in cut(begin - launch.mapped_bytes, piece_sizes):
-                self.first_uses.setdefault(size, launch.mapped_bytes)
-                launch.append(self.pieces.handle(size), size)
-            while launch.mapped_bytes < end:
+        for begin, end in self.key.own:
+            launch.skip(begin - launch.size_bytes)
+            while launch.size_bytes < end:
                 handle, size = next(parts)
                 launch.append(handle, size)
                 own.append(handle, size)
@@ -225,8 +170,14 @@ class Layout:
     def is_whole(self) -> bool:
         return self.own_bytes == self.key.size_bytes
 
+    @property
+    def holes(self) -> IntervalSet:
+        """Offsets in the region that nobody can touch."""
+        begins, ends = zip(*self.key.own, strict=True)
+        return IntervalSet([0], [self.key.size_bytes]).without(IntervalSet(begins, ends))
+
     def own_at(self, offset: int) -> int:
-        """Where the harness sees the byte at an offset in the region that has its own memory."""
+        """Where the harness sees the byte at an offset in the region that has memory."""
         run = int(np.searchsorted(self._begins, offset, side="right")) - 1
         return self.own_address + int(self._own_begins[run] + offset - self._begins[run])
 
