@@ -153,6 +153,19 @@ def has_memory(case: Case, name: str) -> bool:
     return registry.operation(OPERATION).plan(case).buffers[name].memory_bytes > 0
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["src", "dst"])
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_an_access_in_a_hole_breaks_the_context(name: str, kind: str) -> None:
+    """On a GPU, where a fault does not say where it was."""
+    large = with_hole(suitable_cases(OPERATION, 1)[0], name)
+    with Checker(OPERATION, SUBJECT, "cuda", "inject") as checker:
+        assert checker.check(large).clean
+        (failure,) = checker.check(large, injection=Injection(name, MIDDLE, 1, kind)).failures
+        assert checker.check(large).clean
+    assert (failure.judgement, failure.key) == ("death", ("illegal memory access",))
+
+
 def far_pages(case: Case) -> Case:
     """The case with 2^32 bytes between pages, and with workspace around each buffer."""
     around = Placement(before_bytes=2**30, after_bytes=2**30)
