@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "common/index_arguments.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/row_map.h"
@@ -79,66 +81,33 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(a.element_bytes == 1 || a.element_bytes == 2 || a.element_bytes == 4 || a.element_bytes == 8,
-                       "element_bytes is {}, it must be 1, 2, 4 or 8", a.element_bytes) &&
+      refusals.element_bytes(a.element_bytes) &&
       refusals.require(a.entry_bytes > 0 && a.entry_bytes % a.element_bytes == 0,
                        "entry_bytes is {}, it must be a positive multiple of element_bytes = {}", a.entry_bytes,
                        a.element_bytes) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
-      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
-      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
-      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
-      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+      pf::gather_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst", a.dst_rows, a, refusals);
   if (!scalars) return false;
 
-  const bool has_seq_starts = !pf::absent(a.seq_starts);
-  const bool has_counts = !pf::absent(a.counts);
-  const bool types =
-      refusals.rank("src", a.src, 3) && refusals.element_size("src", a.src, a.element_bytes) &&
-      refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, a.src.dtype) &&
-      refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
-      refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
-      (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
-                           refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+  const bool types = refusals.rank("src", a.src, 3) && refusals.element_size("src", a.src, a.element_bytes) &&
+                     refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, a.src.dtype) &&
+                     pf::index_types_acceptable(a, refusals);
   if (!types) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.dst_rows > 1;
-  const bool many_requests = a.num_requests > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_slots = a.page_size_tokens > 1;
   const bool strides =
-      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, a.element_bytes)) &&
-      (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, a.element_bytes)) &&
-      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, a.element_bytes) &&
-                      refusals.require(a.dst_row_stride_bytes >= a.entry_bytes,
-                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                       a.dst_row_stride_bytes, a.entry_bytes)));
+      (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (a.num_pages <= 1 || refusals.stride("page_stride_bytes", a.page_stride_bytes, a.element_bytes)) &&
+      (a.page_size_tokens <= 1 || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, a.element_bytes)) &&
+      (a.dst_rows <= 1 || pf::row_stride_acceptable("dst_row_stride_bytes", a.dst_row_stride_bytes, a.element_bytes,
+                                                    a.entry_bytes, refusals));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
-  const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
-  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
-  const bool no_requests = a.num_requests == 0;
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + a.entry_bytes) &&
-         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + a.entry_bytes) &&
-         refusals.extent("block_table", a.block_table,
-                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
-         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
-         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
-         refusals.base("src", a.src, a.element_bytes) && refusals.base("dst", a.dst, a.element_bytes) &&
-         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
-         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("counts", a.counts, 8) &&
-         refusals.disjoint("dst", a.dst, "src", a.src) &&
-         refusals.disjoint("dst", a.dst, "block_table", a.block_table) &&
-         refusals.disjoint("dst", a.dst, "starts", a.starts) &&
-         refusals.disjoint("dst", a.dst, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst", a.dst, "counts", a.counts);
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
+  const pf::Dimensions dst = {{a.num_tokens, a.dst_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, a.entry_bytes)) &&
+         refusals.extent("dst", a.dst, pf::extent_of(dst, a.entry_bytes)) &&
+         pf::index_extents_acceptable(a, refusals) && refusals.base("src", a.src, a.element_bytes) &&
+         refusals.base("dst", a.dst, a.element_bytes) && pf::index_bases_acceptable(a, refusals) &&
+         refusals.disjoint("dst", a.dst, "src", a.src) && pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "common/index_arguments.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/row_map.h"
@@ -89,84 +91,46 @@ bool acceptable(const Args& a, pf_message* message) {
       refusals.require(a.quant_block > 0 && a.head_dim % a.quant_block == 0,
                        "quant_block is {}, it must divide head_dim = {}", a.quant_block, a.head_dim) &&
       refusals.in_range("page_layout", a.page_layout, 0, 1) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.page_size(a.page_size_tokens) &&
       refusals.require(a.page_layout == 0 || a.page_size_tokens % kTile == 0,
                        "page_size_tokens is {}, page_layout 1 needs a multiple of 16", a.page_size_tokens) &&
-      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
-      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
-      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
-      refusals.require(a.num_tokens <= a.dst_k_rows, "num_tokens is {}, dst_k has only {} rows", a.num_tokens,
-                       a.dst_k_rows) &&
-      refusals.require(a.num_tokens <= a.dst_scale_rows, "num_tokens is {}, dst_scale has only {} rows",
-                       a.num_tokens, a.dst_scale_rows);
+      pf::index_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst_k", a.dst_k_rows, a, refusals) &&
+      pf::rows_acceptable("dst_scale", a.dst_scale_rows, a, refusals);
   if (!scalars) return false;
 
-  const bool has_seq_starts = !pf::absent(a.seq_starts);
-  const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("src", a.src, 3) && refusals.dtype("src", a.src, PF_U8) &&
       refusals.rank("dst_k", a.dst_k, 2) && refusals.element_size("dst_k", a.dst_k, 1) &&
       refusals.rank("dst_scale", a.dst_scale, 2) && refusals.dtype("dst_scale", a.dst_scale, PF_F32) &&
-      refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
-      refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
-      (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
-                           refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+      pf::index_types_acceptable(a, refusals);
   if (!types) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_requests = a.num_requests > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_k_rows = a.dst_k_rows > 1;
-  const bool many_scale_rows = a.dst_scale_rows > 1;
   const int64_t page_bytes = a.page_size_tokens * (a.head_dim + scale_bytes(a));
   const bool strides =
-      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
-                       refusals.require(a.page_stride_bytes >= page_bytes,
-                                        "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
-                                        page_bytes))) &&
-      (!many_k_rows || (refusals.stride("dst_k_row_stride_bytes", a.dst_k_row_stride_bytes, 1) &&
-                        refusals.require(a.dst_k_row_stride_bytes >= a.head_dim,
-                                         "dst_k_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                         a.dst_k_row_stride_bytes, a.head_dim))) &&
-      (!many_scale_rows ||
-       (refusals.stride("dst_scale_row_stride_bytes", a.dst_scale_row_stride_bytes, kScaleBytes) &&
-        refusals.require(a.dst_scale_row_stride_bytes >= scale_bytes(a),
-                         "dst_scale_row_stride_bytes is {}: rows of {} bytes would overlap",
-                         a.dst_scale_row_stride_bytes, scale_bytes(a))));
+      (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (a.num_pages <= 1 || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
+                            refusals.require(a.page_stride_bytes >= page_bytes,
+                                             "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
+                                             page_bytes))) &&
+      (a.dst_k_rows <= 1 ||
+       pf::row_stride_acceptable("dst_k_row_stride_bytes", a.dst_k_row_stride_bytes, 1, a.head_dim, refusals)) &&
+      (a.dst_scale_rows <= 1 ||
+       pf::row_stride_acceptable("dst_scale_row_stride_bytes", a.dst_scale_row_stride_bytes, kScaleBytes,
+                                 scale_bytes(a), refusals));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent k_rows = many_k_rows ? Extent(a.num_tokens - 1) * a.dst_k_row_stride_bytes : Extent(0);
-  const Extent scale_rows =
-      many_scale_rows ? Extent(a.num_tokens - 1) * a.dst_scale_row_stride_bytes : Extent(0);
-  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
-  const bool no_requests = a.num_requests == 0;
-  const bool no_tokens = a.num_tokens == 0;
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + page_bytes) &&
-         refusals.extent("dst_k", a.dst_k, no_tokens ? 0 : k_rows + a.head_dim) &&
-         refusals.extent("dst_scale", a.dst_scale, no_tokens ? 0 : scale_rows + scale_bytes(a)) &&
-         refusals.extent("block_table", a.block_table,
-                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
-         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
-         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
-         refusals.base("src", a.src, 4) && refusals.base("dst_k", a.dst_k, 1) &&
-         refusals.base("dst_scale", a.dst_scale, kScaleBytes) &&
-         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
-         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("counts", a.counts, 8) &&
-         refusals.disjoint("dst_k", a.dst_k, "src", a.src) &&
-         refusals.disjoint("dst_k", a.dst_k, "block_table", a.block_table) &&
-         refusals.disjoint("dst_k", a.dst_k, "starts", a.starts) &&
-         refusals.disjoint("dst_k", a.dst_k, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst_k", a.dst_k, "counts", a.counts) &&
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}};
+  const pf::Dimensions dst_k = {{a.num_tokens, a.dst_k_row_stride_bytes}};
+  const pf::Dimensions dst_scale = {{a.num_tokens, a.dst_scale_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, page_bytes)) &&
+         refusals.extent("dst_k", a.dst_k, pf::extent_of(dst_k, a.head_dim)) &&
+         refusals.extent("dst_scale", a.dst_scale, pf::extent_of(dst_scale, scale_bytes(a))) &&
+         pf::index_extents_acceptable(a, refusals) && refusals.base("src", a.src, 4) &&
+         refusals.base("dst_k", a.dst_k, 1) && refusals.base("dst_scale", a.dst_scale, kScaleBytes) &&
+         pf::index_bases_acceptable(a, refusals) && refusals.disjoint("dst_k", a.dst_k, "src", a.src) &&
+         pf::index_disjoint("dst_k", a.dst_k, a, refusals) &&
          refusals.disjoint("dst_scale", a.dst_scale, "src", a.src) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "block_table", a.block_table) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "starts", a.starts) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "counts", a.counts);
+         pf::index_disjoint("dst_scale", a.dst_scale, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }

@@ -5,6 +5,7 @@
 #include "common/index_arguments.h"
 #include "common/launch.h"
 #include "common/moves.h"
+#include "common/nesting.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/row_map.h"
@@ -96,7 +97,7 @@ bool types_acceptable(const Args& a, pf::Refusals& refusals) {
          (a.kv_dtype == kAuto ? refusals.dtype("src", a.src, static_cast<int32_t>(a.dst_dtype))
                               : a.src.dtype == PF_U8 || refusals.dtype("src", a.src, codes)) &&
          refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, static_cast<int32_t>(a.dst_dtype)) &&
-         (!has_scale || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
+         refusals.optional_vector("scale", a.scale, PF_F32) &&
          pf::index_types_acceptable(a, refusals);
 }
 
@@ -110,34 +111,25 @@ bool acceptable(const Args& a, pf_message* message) {
       refusals.in_range("kv_dtype", a.kv_dtype, kAuto, kFp8E5M2) &&
       refusals.require(a.dst_dtype == PF_F32 || a.dst_dtype == PF_F16 || a.dst_dtype == PF_BF16,
                        "dst_dtype is {}, it must be that of f32, f16 or bf16", a.dst_dtype) &&
-      pf::gather_sizes_acceptable(a, refusals) &&
-      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+      pf::gather_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst", a.dst_rows, a, refusals);
   if (!scalars || !types_acceptable(a, refusals)) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.dst_rows > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_slots = a.page_size_tokens > 1;
   const bool strides =
       (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, src_element_bytes(a))) &&
-      (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, src_element_bytes(a))) &&
-      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, dst_element_bytes(a)) &&
-                      refusals.require(a.dst_row_stride_bytes >= row_bytes(a),
-                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                       a.dst_row_stride_bytes, row_bytes(a))));
+      (a.num_pages <= 1 || refusals.stride("page_stride_bytes", a.page_stride_bytes, src_element_bytes(a))) &&
+      (a.page_size_tokens <= 1 || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, src_element_bytes(a))) &&
+      (a.dst_rows <= 1 || pf::row_stride_acceptable("dst_row_stride_bytes", a.dst_row_stride_bytes,
+                                                    dst_element_bytes(a), row_bytes(a), refusals));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
-  const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + entry_bytes(a)) &&
-         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + row_bytes(a)) &&
-         (pf::absent(a.scale) || refusals.extent("scale", a.scale, 4)) &&
-         refusals.base("src", a.src, src_element_bytes(a)) && refusals.base("dst", a.dst, dst_element_bytes(a)) &&
-         refusals.base("scale", a.scale, 4) && refusals.disjoint("dst", a.dst, "src", a.src) &&
-         refusals.disjoint("dst", a.dst, "scale", a.scale) && pf::index_memory_acceptable(a, refusals) &&
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
+  const pf::Dimensions dst = {{a.num_tokens, a.dst_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, entry_bytes(a))) &&
+         refusals.extent("dst", a.dst, pf::extent_of(dst, row_bytes(a))) &&
+         refusals.optional_extent("scale", a.scale, 4) && refusals.base("src", a.src, src_element_bytes(a)) &&
+         refusals.base("dst", a.dst, dst_element_bytes(a)) && refusals.base("scale", a.scale, 4) &&
+         refusals.disjoint("dst", a.dst, "src", a.src) && refusals.disjoint("dst", a.dst, "scale", a.scale) &&
+         pf::index_extents_acceptable(a, refusals) && pf::index_bases_acceptable(a, refusals) &&
          pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
