@@ -6,6 +6,7 @@
 #include "common/codecs.h"
 #include "common/group_scales.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/slot_map.h"
@@ -71,7 +72,7 @@ bool acceptable(const Args& a, pf_message* message) {
                        "quant_block is {}, it must divide head_dim = {}", a.quant_block, a.head_dim) &&
       refusals.in_range("scale_kind", a.scale_kind, pf::kPlainScale, pf::kPow2Scale) &&
       refusals.in_range("page_layout", a.page_layout, 0, 1) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.page_size(a.page_size_tokens) &&
       refusals.require(a.page_layout == 0 || a.page_size_tokens % kTile == 0,
                        "page_size_tokens is {}, page_layout 1 needs a multiple of 16", a.page_size_tokens) &&
       refusals.count("num_tokens", a.num_tokens) && refusals.count("num_pages", a.num_pages) &&
@@ -79,32 +80,26 @@ bool acceptable(const Args& a, pf_message* message) {
                        a.k_rows);
   if (!scalars) return false;
 
-  const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("k", a.k, 2) && refusals.dtype("k", a.k, PF_BF16) && refusals.rank("cache", a.cache, 3) &&
-      refusals.dtype("cache", a.cache, PF_U8) && refusals.rank("slot_mapping", a.slot_mapping, 1) &&
-      refusals.dtype("slot_mapping", a.slot_mapping, PF_I64) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+      refusals.dtype("cache", a.cache, PF_U8) && refusals.vector("slot_mapping", a.slot_mapping, PF_I64) &&
+      refusals.optional_vector("counts", a.counts, PF_I64);
   if (!types) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.k_rows > 1;
-  const bool many_pages = a.num_pages > 1;
   const bool strides =
-      (!many_rows || refusals.stride("k_row_stride_bytes", a.k_row_stride_bytes, kElementBytes)) &&
-      (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, kScaleBytes) &&
-                       refusals.require(a.page_stride_bytes >= page_bytes(a),
-                                        "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
-                                        page_bytes(a))));
+      (a.k_rows <= 1 || refusals.stride("k_row_stride_bytes", a.k_row_stride_bytes, kElementBytes)) &&
+      (a.num_pages <= 1 || (refusals.stride("page_stride_bytes", a.page_stride_bytes, kScaleBytes) &&
+                            refusals.require(a.page_stride_bytes >= page_bytes(a),
+                                             "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
+                                             page_bytes(a))));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent rows = many_rows && a.num_tokens > 1 ? Extent(a.num_tokens - 1) * a.k_row_stride_bytes : Extent(0);
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  return refusals.extent("k", a.k, a.num_tokens == 0 ? 0 : rows + a.head_dim * kElementBytes) &&
+  const pf::Dimensions k = {{a.num_tokens, a.k_row_stride_bytes}};
+  const pf::Dimensions cache = {{a.num_pages, a.page_stride_bytes}};
+  return refusals.extent("k", a.k, pf::extent_of(k, a.head_dim * kElementBytes)) &&
          refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&
-         refusals.extent("cache", a.cache, a.num_pages == 0 ? 0 : pages + page_bytes(a)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("k", a.k, kElementBytes) &&
+         refusals.extent("cache", a.cache, pf::extent_of(cache, page_bytes(a))) &&
+         refusals.optional_extent("counts", a.counts, 16) && refusals.base("k", a.k, kElementBytes) &&
          refusals.base("slot_mapping", a.slot_mapping, 8) && refusals.base("cache", a.cache, kScaleBytes) &&
          refusals.base("counts", a.counts, 8) && refusals.disjoint("cache", a.cache, "k", a.k) &&
          refusals.disjoint("cache", a.cache, "slot_mapping", a.slot_mapping) &&
@@ -133,10 +128,7 @@ Write write_of(const Args& a) {
   return {
       .k = pf::ReadBytes<kK>(a.k),
       .cache = pf::WriteBytes<kCache>(a.cache),
-      .map = {.slots = pf::ReadView<int64_t, kSlotMapping>(a.slot_mapping),
-              .num_tokens = a.num_tokens,
-              .num_pages = a.num_pages,
-              .page_size_tokens = a.page_size_tokens},
+      .map = pf::SlotMap<kSlotMapping>::of(a),
       .counts = pf::SlotCounts<kCounts>(a.counts),
       .k_row_stride_bytes = k_row_stride_bytes(a),
       .page_stride_bytes = page_stride_bytes(a),
