@@ -9,8 +9,8 @@
 #include "common/launch.h"
 #include "common/nesting.h"
 #include "common/object.h"
+#include "common/paged_gather.h"
 #include "common/refusals.h"
-#include "common/row_map.h"
 #include "common/vectors.h"
 
 extern "C" {
@@ -65,13 +65,14 @@ int pf_cp_gather_cache_page_as_merged(const pf_cp_gather_cache_args *args, pf_me
 namespace {
 
 using Args = pf_cp_gather_cache_args;
+using pf::Counter;
 using pf::index32;
 using pf::index64;
+using pf::kPadding;
+using pf::kSkipped;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
 enum Buffer : int { kSrc, kDst, kBlockTable, kStarts, kSeqStarts, kCounts };
-
-enum Counter : int { kPadding, kSkipped };
 
 // ---- launchers' side --------------------------------------------------------------------------------
 
@@ -163,19 +164,7 @@ int vector_bytes(const Args& a) {
                                  reinterpret_cast<uintptr_t>(a.dst.data));
 }
 
-// No request touches more pages than its share of this, see pf::RowMap.
-int64_t task_limit(const Args& a) { return a.num_tokens / a.page_size_tokens + 2 * a.num_requests; }
-
-// A CTA as large as the copy of a page can use, one row of threads (x) for one row of the copy.
-pf::LaunchShape page_shape(const Args& a) {
-  const int64_t vectors_per_row = a.entry_bytes / vector_bytes(a);
-  const int64_t rows = std::min(a.page_size_tokens, a.num_tokens);
-  const int64_t threads = pf::power_of_two_at_least(vectors_per_row * rows, 32, 256);
-  const int64_t threads_per_row = pf::power_of_two_at_least(vectors_per_row, 1, threads);
-  const int64_t ctas = std::min(task_limit(a), pf::resident_ctas(threads));
-  return {.grid = dim3(static_cast<unsigned>(ctas)),
-          .block = dim3(static_cast<unsigned>(threads_per_row), static_cast<unsigned>(threads / threads_per_row))};
-}
+pf::LaunchShape page_shape(const Args& a) { return pf::page_shape(a, a.entry_bytes / vector_bytes(a)); }
 
 // ---- device side, shared by the schedules -----------------------------------------------------------
 
@@ -223,7 +212,7 @@ __device__ __forceinline__ void copy_dense(const Gather& g, index64 to, index64 
 // A task is one logical page of one request. Every thread finds the owner by itself: the loads are the
 // same in all of them, and there is nothing to wait for.
 template <class Vector>
-__global__ void __launch_bounds__(256) gather_pages(Gather g) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages(Gather g) {
   const index64 stride = gridDim.x;
   const index64 first = g.map.first_task(0);
   const index64 last = g.map.first_task(g.map.num_requests);
@@ -346,7 +335,7 @@ __device__ __forceinline__ MergedTask merged_task(const Gather& g, index32 numbe
 }
 
 template <class Vector>
-__global__ void __launch_bounds__(256) gather_pages_as_merged(Gather g, index64 task_count) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages_as_merged(Gather g, index64 task_count) {
   __shared__ MergedTask task;
   for (index64 number = blockIdx.x; number < task_count; number += gridDim.x) {
     if (first_thread()) task = merged_task(g, pf::narrow<index32>(number));
@@ -391,6 +380,6 @@ PF_EXPORT int pf_cp_gather_cache_page_as_merged(const pf_cp_gather_cache_args* a
   const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
     return gather_pages_as_merged<typename decltype(vector)::type>;
   });
-  const int64_t task_count = std::min<int64_t>(task_limit(*args), INT32_MAX);
+  const int64_t task_count = std::min<int64_t>(pf::page_task_limit(*args), INT32_MAX);
   return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args), task_count);
 }
