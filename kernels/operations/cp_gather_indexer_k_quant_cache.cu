@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "common/index_arguments.h"
+#include "common/indexer_pages.h"
 #include "common/launch.h"
 #include "common/nesting.h"
 #include "common/object.h"
@@ -70,7 +71,6 @@ using pf::index64;
 // Ids of the buffers: positions of the pf_arrays in Args.
 enum Buffer : int { kSrc, kDstK, kDstScale, kBlockTable, kStarts, kSeqStarts, kCounts };
 
-constexpr int64_t kTile = 16;  // tokens, and key bytes of each, in a tile of page_layout 1
 constexpr int64_t kScaleBytes = 4;
 constexpr int kThreads = 256;
 
@@ -84,14 +84,7 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(a.head_dim >= 16 && a.head_dim <= 1024 && a.head_dim % 16 == 0,
-                       "head_dim is {}, it must be a multiple of 16 in 16..1024", a.head_dim) &&
-      refusals.require(a.quant_block > 0 && a.head_dim % a.quant_block == 0,
-                       "quant_block is {}, it must divide head_dim = {}", a.quant_block, a.head_dim) &&
-      refusals.in_range("page_layout", a.page_layout, 0, 1) &&
-      refusals.page_size(a.page_size_tokens) &&
-      refusals.require(a.page_layout == 0 || a.page_size_tokens % kTile == 0,
-                       "page_size_tokens is {}, page_layout 1 needs a multiple of 16", a.page_size_tokens) &&
+      pf::indexer_key_acceptable(a, refusals) && pf::indexer_page_acceptable(a, refusals) &&
       pf::index_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst_k", a.dst_k_rows, a, refusals) &&
       pf::rows_acceptable("dst_scale", a.dst_scale_rows, a, refusals);
   if (!scalars) return false;
@@ -106,10 +99,7 @@ bool acceptable(const Args& a, pf_message* message) {
   const int64_t page_bytes = a.page_size_tokens * (a.head_dim + scale_bytes(a));
   const bool strides =
       (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (a.num_pages <= 1 || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
-                            refusals.require(a.page_stride_bytes >= page_bytes,
-                                             "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
-                                             page_bytes))) &&
+      pf::indexer_page_stride_acceptable(a, page_bytes, refusals) &&
       (a.dst_k_rows <= 1 ||
        pf::row_stride_acceptable("dst_k_row_stride_bytes", a.dst_k_row_stride_bytes, 1, a.head_dim, refusals)) &&
       (a.dst_scale_rows <= 1 ||
@@ -167,9 +157,9 @@ Gather gather_of(const Args& a) {
   };
 }
 
-// Of one access to keys. No more than kTile, which divides head_dim and every offset inside a page.
+// Of one access to keys. No more than pf::kTile, which divides head_dim and every offset inside a page.
 int vector_bytes(const Args& a) {
-  const int64_t addends = page_stride_bytes(a) | k_row_stride_bytes(a) | kTile;
+  const int64_t addends = page_stride_bytes(a) | k_row_stride_bytes(a) | pf::kTile;
   return pf::widest_vector_bytes(static_cast<uint64_t>(addends) | reinterpret_cast<uintptr_t>(a.src.data) |
                                  reinterpret_cast<uintptr_t>(a.dst_k.data));
 }
@@ -196,12 +186,6 @@ __device__ __forceinline__ PageBytes page_bytes(const Gather& g, index64 physica
   return {keys, scales};
 }
 
-// Where byte `at` of a slot's keys lies, from the first byte of its page.
-__device__ __forceinline__ index64 key_offset(const Gather& g, index64 slot, index64 at) {
-  if (!g.tiled) return slot * g.head_dim + at;
-  return slot / kTile * kTile * g.head_dim + at / kTile * (kTile * kTile) + slot % kTile * kTile + at % kTile;
-}
-
 // A token's keys, by a row of threads.
 template <class Vector>
 __device__ __forceinline__ void copy_keys(const Gather& g, index64 row, index64 keys, index64 slot) {
@@ -209,7 +193,7 @@ __device__ __forceinline__ void copy_keys(const Gather& g, index64 row, index64 
   const index64 to = row * g.k_row_stride_bytes;
   const index64 step = index64(blockDim.x) * kVectorBytes;
   for (index64 at = index64(threadIdx.x) * kVectorBytes; at < g.head_dim; at += step) {
-    g.dst_k.store<Vector>(to + at, g.src.load<Vector>(keys + key_offset(g, slot, at)));
+    g.dst_k.store<Vector>(to + at, g.src.load<Vector>(keys + pf::indexer_key_offset(g.tiled, g.head_dim, slot, at)));
   }
 }
 

@@ -358,7 +358,8 @@ __device__ PF_BODY MergedTask merged_task(const Gather& g, index64 table_pitch, 
 }
 
 template <class Move>
-__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages_as_merged(Gather g, index64 table_pitch, index64 task_count) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages_as_merged(Gather g, index64 table_pitch,
+                                                                             index64 task_count) {
   __shared__ MergedTask task;
   const Move move(g.scale);
   for (index64 number = blockIdx.x; number < task_count; number += gridDim.x) {
