@@ -88,7 +88,7 @@ constexpr int kWarps = 8;
 // ---- launchers' side --------------------------------------------------------------------------------
 
 // Of a page or a slot: both begin with a record.
-bool record_stride_acceptable(const char* name, int64_t stride_bytes, pf::Refusals& refusals) {
+bool record_stride_acceptable(pf::Name name, int64_t stride_bytes, pf::Refusals& refusals) {
   return refusals.stride(name, stride_bytes, 4) &&
          refusals.require(stride_bytes >= kRecordBytes, "{} is {}, below the {} bytes of a record", name, stride_bytes,
                           kRecordBytes);
