@@ -16,6 +16,9 @@ struct Dimension {
   Extent reach() const { return counts() ? Extent(size - 1) * stride_bytes : Extent(0); }
 };
 
+/// A stride as kernels get it: one that is never looked at becomes 0, which is aligned to anything.
+inline int64_t counted(int64_t stride, int64_t size) { return size > 1 ? stride : 0; }
+
 using Dimensions = std::initializer_list<Dimension>;
 
 /// Bytes from the first element's first to the last one's last; 0 if a size is 0.

@@ -35,6 +35,13 @@ struct PagePairs {
   }
 };
 
+/// Of payload; `unit` is the bytes of an element.
+inline bool page_bytes_acceptable(int64_t page_bytes, int64_t unit, Refusals& refusals) {
+  return refusals.in_range("page_bytes", page_bytes, 1, INT32_MAX) &&
+         refusals.require(page_bytes % unit == 0, "page_bytes is {}, it must be a multiple of element_bytes = {}",
+                          page_bytes, unit);
+}
+
 inline PagePairs page_pairs(const pf_array& pairs, int64_t num_pairs, int64_t source_pages,
                             int64_t destination_pages) {
   const auto* ids = static_cast<const int64_t*>(pairs.data);
@@ -57,6 +64,17 @@ inline PagePairs page_pairs(const pf_array& pairs, int64_t num_pairs, int64_t so
   const auto equal = [](const PageMove& a, const PageMove& b) { return a.to == b.to && a.from == b.from; };
   moves.erase(std::unique(moves.begin(), moves.end(), equal), moves.end());
   return sorted;
+}
+
+/// What `launch` returns, which keeps its lists on the heap; `otherwise` speaks of the number of pairs.
+template <class Launch>
+int launch_with_lists(const char* otherwise, int64_t num_pairs, pf_message* message, Launch launch) {
+  try {
+    return launch();
+  } catch (const std::bad_alloc&) {
+    say(message, otherwise, num_pairs);
+    return PF_LAUNCH_FAILED;
+  }
 }
 
 /// An order in which no page is written before it has been read.

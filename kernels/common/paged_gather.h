@@ -3,7 +3,11 @@
 // `Args` is any args struct with the members that cp_gather_cache's has.
 #pragma once
 
+#include <algorithm>
+
+#include "common/launch.h"
 #include "common/row_map.h"
+#include "common/vectors.h"
 
 namespace pf {
 
@@ -87,6 +91,20 @@ struct PagedGather {
 template <class Args>
 int64_t page_task_limit(const Args& a) {
   return a.num_tokens / a.page_size_tokens + 2 * a.num_requests;
+}
+
+inline constexpr int kGatherThreads = 256;
+
+/// A CTA as large as a page can use, up to kGatherThreads: one row of threads (x) for one row of dst,
+/// which takes so many steps.
+template <class Args>
+LaunchShape page_shape(const Args& a, int64_t steps_per_row) {
+  const int64_t rows = std::min(a.page_size_tokens, a.num_tokens);
+  const int64_t threads = power_of_two_at_least(steps_per_row * rows, 32, kGatherThreads);
+  const int64_t threads_per_row = power_of_two_at_least(steps_per_row, 1, threads);
+  const int64_t ctas = std::min(page_task_limit(a), resident_ctas(threads));
+  return {.grid = dim3(static_cast<unsigned>(ctas)),
+          .block = dim3(static_cast<unsigned>(threads_per_row), static_cast<unsigned>(threads / threads_per_row))};
 }
 
 }  // namespace pf

@@ -88,6 +88,21 @@ class Refusals {
                    dtype_name(array.dtype), array.dtype, element_bytes);
   }
 
+  bool element_bytes(int64_t value) {
+    return require(value == 1 || value == 2 || value == 4 || value == 8, "element_bytes is {}, it must be 1, 2, 4 or 8",
+                   value);
+  }
+
+  bool page_size(int64_t tokens) { return in_range("page_size_tokens", tokens, 1, 4096); }
+
+  bool vector(const char* name, const pf_array& array, int32_t want_dtype) {
+    return rank(name, array, 1) && dtype(name, array, want_dtype);
+  }
+
+  bool optional_vector(const char* name, const pf_array& array, int32_t want_dtype) {
+    return absent(array) || vector(name, array, want_dtype);
+  }
+
   /// Null only if empty; aligned.
   bool base(const char* name, const pf_array& array, int64_t alignment) {
     return require(array.data != nullptr || array.extent_bytes == 0,
@@ -108,6 +123,10 @@ class Refusals {
            require(array.extent_bytes >= needed.value(),
                    "{} has an extent of {} bytes, its sizes and strides need {}", name, array.extent_bytes,
                    needed.value());
+  }
+
+  bool optional_extent(const char* name, const pf_array& array, Extent needed) {
+    return absent(array) || extent(name, array, needed);
   }
 
   /// [a, a + extent) and [b, b + extent) share no byte.

@@ -26,6 +26,14 @@ struct SlotMap {
   index64 num_pages;
   index64 page_size_tokens;
 
+  template <class Args>
+  static SlotMap of(const Args& a) {
+    return {.slots = ReadView<int64_t, kSlotMapping>(a.slot_mapping),
+            .num_tokens = a.num_tokens,
+            .num_pages = a.num_pages,
+            .page_size_tokens = a.page_size_tokens};
+  }
+
   /// `token` must lie in [0, num_tokens). Tested before it is divided: -1 / size is page 0, offset -1.
   __device__ __forceinline__ TokenSlot at(index64 token) const {
     const index64 slot = slots.load(token);

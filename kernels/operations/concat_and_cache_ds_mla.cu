@@ -6,7 +6,7 @@
 #include "common/codecs.h"
 #include "common/group_scales.h"
 #include "common/launch.h"
-#include "common/nesting.h"
+#include "common/mla_arguments.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/slot_map.h"
@@ -49,6 +49,7 @@ int pf_concat_and_cache_ds_mla_token(const pf_concat_and_cache_ds_mla_args *args
 namespace {
 
 using Args = pf_concat_and_cache_ds_mla_args;
+using pf::counted;
 using pf::index64;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
@@ -72,53 +73,23 @@ bool acceptable(const Args& a, pf_message* message) {
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
       refusals.in_range("scale_kind", a.scale_kind, pf::kPlainScale, pf::kPow2Scale) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.page_size(a.page_size_tokens) &&
       refusals.count("num_tokens", a.num_tokens) && refusals.count("num_pages", a.num_pages) &&
       refusals.in_range("kv_c_elements", a.kv_c_elements, 1, INT32_MAX) &&
       refusals.require(a.kv_c_elements % kGroup == 0, "kv_c_elements is {}, it must be a multiple of {}",
                        a.kv_c_elements, kGroup) &&
       refusals.in_range("k_pe_elements", a.k_pe_elements, 1, INT32_MAX) &&
-      refusals.require(a.num_tokens <= a.kv_c_rows, "slot_mapping has {} tokens, kv_c has only {} rows",
-                       a.num_tokens, a.kv_c_rows) &&
-      refusals.require(a.num_tokens <= a.k_pe_rows, "slot_mapping has {} tokens, k_pe has only {} rows",
-                       a.num_tokens, a.k_pe_rows);
+      pf::mla_rows_acceptable(a, refusals);
   if (!scalars) return false;
 
-  const bool has_counts = !pf::absent(a.counts);
-  const bool types =
-      refusals.rank("kv_c", a.kv_c, 2) && refusals.rank("k_pe", a.k_pe, 2) && refusals.rank("cache", a.cache, 3) &&
-      refusals.dtype("kv_c", a.kv_c, PF_BF16) && refusals.dtype("k_pe", a.k_pe, PF_BF16) &&
-      refusals.dtype("cache", a.cache, PF_U8) && refusals.rank("slot_mapping", a.slot_mapping, 1) &&
-      refusals.dtype("slot_mapping", a.slot_mapping, PF_I64) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+  const bool types = pf::mla_types_acceptable(a, PF_BF16, refusals) && refusals.dtype("cache", a.cache, PF_U8) &&
+                     refusals.vector("slot_mapping", a.slot_mapping, PF_I64) &&
+                     refusals.optional_vector("counts", a.counts, PF_I64);
   if (!types) return false;
 
-  const bool strides =
-      (a.kv_c_rows <= 1 || refusals.stride("kv_c_row_stride_bytes", a.kv_c_row_stride_bytes, kElementBytes)) &&
-      (a.k_pe_rows <= 1 || refusals.stride("k_pe_row_stride_bytes", a.k_pe_row_stride_bytes, kElementBytes)) &&
-      (a.num_pages <= 1 || refusals.stride("page_stride_bytes", a.page_stride_bytes, kScaleBytes)) &&
-      (a.page_size_tokens <= 1 || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, kScaleBytes));
-  if (!strides) return false;
-
-  const int64_t record = record_bytes(a);
-  // Only the first num_tokens rows count; whether the stride does is up to all of them.
-  const pf::Dimensions kv_c = {{a.num_tokens, a.kv_c_row_stride_bytes}};
-  const pf::Dimensions k_pe = {{a.num_tokens, a.k_pe_row_stride_bytes}};
-  const pf::Dimensions cache = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
-  return refusals.extent("kv_c", a.kv_c, pf::extent_of(kv_c, a.kv_c_elements * kElementBytes)) &&
-         refusals.extent("k_pe", a.k_pe, pf::extent_of(k_pe, a.k_pe_elements * kElementBytes)) &&
-         refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&
-         refusals.extent("cache", a.cache, pf::extent_of(cache, record)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
-         refusals.base("kv_c", a.kv_c, kElementBytes) && refusals.base("k_pe", a.k_pe, kElementBytes) &&
-         refusals.base("slot_mapping", a.slot_mapping, 8) && refusals.base("cache", a.cache, kScaleBytes) &&
-         refusals.base("counts", a.counts, 8) &&
-         refusals.require(pf::nests(cache, record),
-                          "cache does not nest: with strides of {} and {} bytes records of {} bytes overlap",
-                          a.page_stride_bytes, a.slot_stride_bytes, record) &&
-         refusals.disjoint("cache", a.cache, "kv_c", a.kv_c) && refusals.disjoint("cache", a.cache, "k_pe", a.k_pe) &&
-         refusals.disjoint("cache", a.cache, "slot_mapping", a.slot_mapping) &&
-         refusals.disjoint("cache", a.cache, "counts", a.counts);
+  const pf_array no_scale = {};
+  const pf::MlaEntry record = {kElementBytes, kScaleBytes, record_bytes(a), "records"};
+  return pf::mla_memory_acceptable(a, no_scale, record, refusals);
 }
 
 // What the kernel gets.
@@ -137,18 +108,12 @@ struct Write {
   bool powers_of_two;
 };
 
-// Ignored strides become 0, which is aligned to anything.
-int64_t counted(int64_t stride, int64_t size) { return size > 1 ? stride : 0; }
-
 Write write_of(const Args& a) {
   return {
       .kv_c = pf::ReadBytes<kKvC>(a.kv_c),
       .k_pe = pf::ReadBytes<kKPe>(a.k_pe),
       .cache = pf::WriteBytes<kCache>(a.cache),
-      .map = {.slots = pf::ReadView<int64_t, kSlotMapping>(a.slot_mapping),
-              .num_tokens = a.num_tokens,
-              .num_pages = a.num_pages,
-              .page_size_tokens = a.page_size_tokens},
+      .map = pf::SlotMap<kSlotMapping>::of(a),
       .counts = pf::SlotCounts<kCounts>(a.counts),
       .kv_c_row_stride_bytes = counted(a.kv_c_row_stride_bytes, a.kv_c_rows),
       .k_pe_row_stride_bytes = counted(a.k_pe_row_stride_bytes, a.k_pe_rows),

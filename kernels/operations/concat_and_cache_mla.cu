@@ -4,7 +4,7 @@
 
 #include "common/codecs.h"
 #include "common/launch.h"
-#include "common/nesting.h"
+#include "common/mla_arguments.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/slot_map.h"
@@ -49,6 +49,7 @@ int pf_concat_and_cache_mla_token(const pf_concat_and_cache_mla_args *args, pf_m
 namespace {
 
 using Args = pf_concat_and_cache_mla_args;
+using pf::counted;
 using pf::index64;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
@@ -70,61 +71,27 @@ bool acceptable(const Args& a, pf_message* message) {
       refusals.require(a.input_dtype == PF_F32 || a.input_dtype == PF_F16 || a.input_dtype == PF_BF16,
                        "input_dtype is {}, it must be {} (f16), {} (bf16) or {} (f32)", a.input_dtype, int{PF_F16},
                        int{PF_BF16}, int{PF_F32}) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.page_size(a.page_size_tokens) &&
       refusals.count("num_tokens", a.num_tokens) && refusals.count("num_pages", a.num_pages) &&
       refusals.in_range("kv_c_elements", a.kv_c_elements, 1, INT32_MAX) &&
       refusals.in_range("k_pe_elements", a.k_pe_elements, 1, INT32_MAX) &&
-      refusals.require(a.num_tokens <= a.kv_c_rows, "slot_mapping has {} tokens, kv_c has only {} rows",
-                       a.num_tokens, a.kv_c_rows) &&
-      refusals.require(a.num_tokens <= a.k_pe_rows, "slot_mapping has {} tokens, k_pe has only {} rows",
-                       a.num_tokens, a.k_pe_rows);
+      pf::mla_rows_acceptable(a, refusals);
   if (!scalars) return false;
 
   const bool scaled = a.kv_dtype != pf::kAuto;
-  const bool has_scale = !pf::absent(a.scale);
-  const bool has_counts = !pf::absent(a.counts);
+  const auto input_dtype = static_cast<int32_t>(a.input_dtype);
   const bool types =
-      refusals.rank("kv_c", a.kv_c, 2) && refusals.rank("k_pe", a.k_pe, 2) && refusals.rank("cache", a.cache, 3) &&
-      refusals.dtype("kv_c", a.kv_c, static_cast<int32_t>(a.input_dtype)) &&
-      refusals.dtype("k_pe", a.k_pe, static_cast<int32_t>(a.input_dtype)) &&
+      pf::mla_types_acceptable(a, input_dtype, refusals) &&
       (scaled ? a.cache.dtype == PF_U8 || refusals.dtype("cache", a.cache, pf::fp8_dtype(a.kv_dtype))
-              : refusals.dtype("cache", a.cache, static_cast<int32_t>(a.input_dtype))) &&
-      refusals.rank("slot_mapping", a.slot_mapping, 1) && refusals.dtype("slot_mapping", a.slot_mapping, PF_I64) &&
-      refusals.require(has_scale || !scaled, "scale is null, with kv_dtype {} it must be given", a.kv_dtype) &&
-      (!has_scale || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+              : refusals.dtype("cache", a.cache, input_dtype)) &&
+      refusals.vector("slot_mapping", a.slot_mapping, PF_I64) &&
+      refusals.require(!pf::absent(a.scale) || !scaled, "scale is null, with kv_dtype {} it must be given",
+                       a.kv_dtype) &&
+      refusals.optional_vector("scale", a.scale, PF_F32) && refusals.optional_vector("counts", a.counts, PF_I64);
   if (!types) return false;
 
-  const int64_t in = input_bytes(a);
-  const int64_t out = cache_bytes(a);
-  const bool strides =
-      (a.kv_c_rows <= 1 || refusals.stride("kv_c_row_stride_bytes", a.kv_c_row_stride_bytes, in)) &&
-      (a.k_pe_rows <= 1 || refusals.stride("k_pe_row_stride_bytes", a.k_pe_row_stride_bytes, in)) &&
-      (a.num_pages <= 1 || refusals.stride("page_stride_bytes", a.page_stride_bytes, out)) &&
-      (a.page_size_tokens <= 1 || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, out));
-  if (!strides) return false;
-
-  const int64_t entry = entry_bytes(a);
-  // Only the first num_tokens rows count; whether the stride does is up to all of them.
-  const pf::Dimensions kv_c = {{a.num_tokens, a.kv_c_row_stride_bytes}};
-  const pf::Dimensions k_pe = {{a.num_tokens, a.k_pe_row_stride_bytes}};
-  const pf::Dimensions cache = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
-  return refusals.extent("kv_c", a.kv_c, pf::extent_of(kv_c, a.kv_c_elements * in)) &&
-         refusals.extent("k_pe", a.k_pe, pf::extent_of(k_pe, a.k_pe_elements * in)) &&
-         refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&
-         (!has_scale || refusals.extent("scale", a.scale, 4)) &&
-         refusals.extent("cache", a.cache, pf::extent_of(cache, entry)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("kv_c", a.kv_c, in) &&
-         refusals.base("k_pe", a.k_pe, in) && refusals.base("slot_mapping", a.slot_mapping, 8) &&
-         refusals.base("scale", a.scale, 4) && refusals.base("cache", a.cache, out) &&
-         refusals.base("counts", a.counts, 8) &&
-         refusals.require(pf::nests(cache, entry),
-                          "cache does not nest: with strides of {} and {} bytes entries of {} bytes overlap",
-                          a.page_stride_bytes, a.slot_stride_bytes, entry) &&
-         refusals.disjoint("cache", a.cache, "kv_c", a.kv_c) && refusals.disjoint("cache", a.cache, "k_pe", a.k_pe) &&
-         refusals.disjoint("cache", a.cache, "slot_mapping", a.slot_mapping) &&
-         refusals.disjoint("cache", a.cache, "scale", a.scale) &&
-         refusals.disjoint("cache", a.cache, "counts", a.counts);
+  const pf::MlaEntry entry = {input_bytes(a), cache_bytes(a), entry_bytes(a), "entries"};
+  return pf::mla_memory_acceptable(a, a.scale, entry, refusals);
 }
 
 // What the kernel gets.
@@ -144,19 +111,13 @@ struct Write {
   index64 slot_stride_bytes;
 };
 
-// Ignored strides become 0, which is aligned to anything.
-int64_t counted(int64_t stride, int64_t size) { return size > 1 ? stride : 0; }
-
 Write write_of(const Args& a) {
   return {
       .kv_c = pf::ReadBytes<kKvC>(a.kv_c),
       .k_pe = pf::ReadBytes<kKPe>(a.k_pe),
       .scale = pf::ReadView<float, kScale>(a.scale),
       .cache = pf::WriteBytes<kCache>(a.cache),
-      .map = {.slots = pf::ReadView<int64_t, kSlotMapping>(a.slot_mapping),
-              .num_tokens = a.num_tokens,
-              .num_pages = a.num_pages,
-              .page_size_tokens = a.page_size_tokens},
+      .map = pf::SlotMap<kSlotMapping>::of(a),
       .counts = pf::SlotCounts<kCounts>(a.counts),
       .kv_c_row_stride_bytes = counted(a.kv_c_row_stride_bytes, a.kv_c_rows),
       .k_pe_row_stride_bytes = counted(a.k_pe_row_stride_bytes, a.k_pe_rows),

@@ -37,6 +37,7 @@ int pf_copy_blocks_page(const pf_copy_blocks_args *args, pf_message *message);
 namespace {
 
 using Args = pf_copy_blocks_args;
+using pf::counted;
 using pf::index64;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
@@ -50,21 +51,17 @@ bool acceptable(const Args& a, pf_message* message) {
   const int64_t unit = a.element_bytes;
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(unit == 1 || unit == 2 || unit == 4 || unit == 8,
-                       "element_bytes is {}, it must be 1, 2, 4 or 8", unit) &&
-      refusals.count("num_pairs", a.num_pairs) && refusals.count("num_layers", a.num_layers) &&
-      refusals.count("num_pages", a.num_pages) && refusals.in_range("page_bytes", a.page_bytes, 1, INT32_MAX) &&
-      refusals.require(a.page_bytes % unit == 0, "page_bytes is {}, it must be a multiple of element_bytes = {}",
-                       a.page_bytes, unit);
+      refusals.element_bytes(unit) && refusals.count("num_pairs", a.num_pairs) &&
+      refusals.count("num_layers", a.num_layers) && refusals.count("num_pages", a.num_pages) &&
+      pf::page_bytes_acceptable(a.page_bytes, unit, refusals);
   if (!scalars) return false;
 
   const bool has_scratch = !pf::absent(a.scratch);
-  const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("pairs", a.pairs, 2) && refusals.dtype("pairs", a.pairs, PF_I64) &&
       refusals.rank("cache", a.cache, 3) && refusals.element_size("cache", a.cache, unit) &&
       (!has_scratch || (refusals.rank("scratch", a.scratch, 1) && refusals.element_size("scratch", a.scratch, unit))) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+      refusals.optional_vector("counts", a.counts, PF_I64);
   if (!types) return false;
 
   const bool strides =
@@ -76,7 +73,7 @@ bool acceptable(const Args& a, pf_message* message) {
   return refusals.extent("pairs", a.pairs, pf::Extent(a.num_pairs) * 16) &&
          refusals.extent("cache", a.cache, pf::extent_of(cache, a.page_bytes)) &&
          (!has_scratch || refusals.extent("scratch", a.scratch, 0)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("pairs", a.pairs, 8) &&
+         refusals.optional_extent("counts", a.counts, 16) && refusals.base("pairs", a.pairs, 8) &&
          refusals.base("cache", a.cache, unit) && refusals.base("scratch", a.scratch, unit) &&
          refusals.base("counts", a.counts, 8) &&
          refusals.require(pf::nests(cache, a.page_bytes),
@@ -87,9 +84,6 @@ bool acceptable(const Args& a, pf_message* message) {
          refusals.disjoint("scratch", a.scratch, "pairs", a.pairs) &&
          refusals.disjoint("scratch", a.scratch, "counts", a.counts);
 }
-
-// Ignored strides become 0, which is aligned to anything.
-int64_t counted(int64_t stride, int64_t size) { return size > 1 ? stride : 0; }
 
 // The cache's pages and, as page kStaged, the scratch buffer, which all layers share.
 struct Pages {
@@ -181,10 +175,6 @@ int copy_blocks(const Args& a, pf_message* message) {
 
 PF_EXPORT int pf_copy_blocks_page(const pf_copy_blocks_args* args, pf_message* message) {
   if (!acceptable(*args, message)) return PF_REFUSED;
-  try {
-    return copy_blocks(*args, message);
-  } catch (const std::bad_alloc&) {
-    pf::say(message, "no host memory for the order of {} pairs", args->num_pairs);
-    return PF_LAUNCH_FAILED;
-  }
+  return pf::launch_with_lists("no host memory for the order of {} pairs", args->num_pairs, message,
+                               [&] { return copy_blocks(*args, message); });
 }

@@ -7,6 +7,7 @@
 #include "common/fp8.h"
 #include "common/index_arguments.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
 #include "common/packed.h"
 #include "common/paged_gather.h"
@@ -86,44 +87,38 @@ constexpr int kWarps = 8;
 
 // ---- launchers' side --------------------------------------------------------------------------------
 
+// Of a page or a slot: both begin with a record.
+bool record_stride_acceptable(pf::Name name, int64_t stride_bytes, pf::Refusals& refusals) {
+  return refusals.stride(name, stride_bytes, 4) &&
+         refusals.require(stride_bytes >= kRecordBytes, "{} is {}, below the {} bytes of a record", name, stride_bytes,
+                          kRecordBytes);
+}
+
 bool acceptable(const Args& a, pf_message* message) {
   pf::say(message, "");
   pf::Refusals refusals(message);
-  const bool scalars =
-      refusals.struct_size(a.struct_bytes, sizeof(Args)) && pf::gather_sizes_acceptable(a, refusals) &&
-      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+  const bool scalars = refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
+                       pf::gather_sizes_acceptable(a, refusals) &&
+                       pf::rows_acceptable("dst", a.dst_rows, a, refusals);
   if (!scalars) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.dst_rows > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_slots = a.page_size_tokens > 1;
   const bool payload =
       refusals.rank("src", a.src, 3) && refusals.dtype("src", a.src, PF_U8) && refusals.rank("dst", a.dst, 2) &&
       refusals.dtype("dst", a.dst, PF_BF16) && pf::index_types_acceptable(a, refusals) &&
       (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
-                       refusals.require(a.page_stride_bytes >= kRecordBytes,
-                                        "page_stride_bytes is {}, below the {} bytes of a record",
-                                        a.page_stride_bytes, kRecordBytes))) &&
-      (!many_slots || (refusals.stride("slot_stride_bytes", a.slot_stride_bytes, 4) &&
-                       refusals.require(a.slot_stride_bytes >= kRecordBytes,
-                                        "slot_stride_bytes is {}, below the {} bytes of a record",
-                                        a.slot_stride_bytes, kRecordBytes))) &&
-      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, 2) &&
-                      refusals.require(a.dst_row_stride_bytes >= kRowBytes,
-                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                       a.dst_row_stride_bytes, kRowBytes)));
+      (a.num_pages <= 1 || record_stride_acceptable("page_stride_bytes", a.page_stride_bytes, refusals)) &&
+      (a.page_size_tokens <= 1 || record_stride_acceptable("slot_stride_bytes", a.slot_stride_bytes, refusals)) &&
+      (a.dst_rows <= 1 ||
+       pf::row_stride_acceptable("dst_row_stride_bytes", a.dst_row_stride_bytes, 2, kRowBytes, refusals));
   if (!payload) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
-  const Extent rows = many_rows && a.num_tokens > 0 ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + kRecordBytes) &&
-         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + kRowBytes) &&
-         refusals.base("src", a.src, 4) && refusals.base("dst", a.dst, 2) && pf::index_memory_acceptable(a, refusals) &&
-         refusals.disjoint("dst", a.dst, "src", a.src) && pf::index_disjoint("dst", a.dst, a, refusals);
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
+  const pf::Dimensions dst = {{a.num_tokens, a.dst_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, kRecordBytes)) &&
+         refusals.extent("dst", a.dst, pf::extent_of(dst, kRowBytes)) && refusals.base("src", a.src, 4) &&
+         refusals.base("dst", a.dst, 2) && pf::index_extents_acceptable(a, refusals) &&
+         pf::index_bases_acceptable(a, refusals) && refusals.disjoint("dst", a.dst, "src", a.src) &&
+         pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }

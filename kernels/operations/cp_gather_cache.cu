@@ -5,10 +5,12 @@
 
 #include <algorithm>
 
+#include "common/index_arguments.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
+#include "common/paged_gather.h"
 #include "common/refusals.h"
-#include "common/row_map.h"
 #include "common/vectors.h"
 
 extern "C" {
@@ -63,13 +65,14 @@ int pf_cp_gather_cache_page_as_merged(const pf_cp_gather_cache_args *args, pf_me
 namespace {
 
 using Args = pf_cp_gather_cache_args;
+using pf::Counter;
 using pf::index32;
 using pf::index64;
+using pf::kPadding;
+using pf::kSkipped;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
 enum Buffer : int { kSrc, kDst, kBlockTable, kStarts, kSeqStarts, kCounts };
-
-enum Counter : int { kPadding, kSkipped };
 
 // ---- launchers' side --------------------------------------------------------------------------------
 
@@ -79,66 +82,33 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(a.element_bytes == 1 || a.element_bytes == 2 || a.element_bytes == 4 || a.element_bytes == 8,
-                       "element_bytes is {}, it must be 1, 2, 4 or 8", a.element_bytes) &&
+      refusals.element_bytes(a.element_bytes) &&
       refusals.require(a.entry_bytes > 0 && a.entry_bytes % a.element_bytes == 0,
                        "entry_bytes is {}, it must be a positive multiple of element_bytes = {}", a.entry_bytes,
                        a.element_bytes) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
-      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
-      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
-      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
-      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+      pf::gather_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst", a.dst_rows, a, refusals);
   if (!scalars) return false;
 
-  const bool has_seq_starts = !pf::absent(a.seq_starts);
-  const bool has_counts = !pf::absent(a.counts);
-  const bool types =
-      refusals.rank("src", a.src, 3) && refusals.element_size("src", a.src, a.element_bytes) &&
-      refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, a.src.dtype) &&
-      refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
-      refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
-      (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
-                           refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+  const bool types = refusals.rank("src", a.src, 3) && refusals.element_size("src", a.src, a.element_bytes) &&
+                     refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, a.src.dtype) &&
+                     pf::index_types_acceptable(a, refusals);
   if (!types) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.dst_rows > 1;
-  const bool many_requests = a.num_requests > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_slots = a.page_size_tokens > 1;
   const bool strides =
-      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, a.element_bytes)) &&
-      (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, a.element_bytes)) &&
-      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, a.element_bytes) &&
-                      refusals.require(a.dst_row_stride_bytes >= a.entry_bytes,
-                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                       a.dst_row_stride_bytes, a.entry_bytes)));
+      (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      (a.num_pages <= 1 || refusals.stride("page_stride_bytes", a.page_stride_bytes, a.element_bytes)) &&
+      (a.page_size_tokens <= 1 || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, a.element_bytes)) &&
+      (a.dst_rows <= 1 || pf::row_stride_acceptable("dst_row_stride_bytes", a.dst_row_stride_bytes, a.element_bytes,
+                                                    a.entry_bytes, refusals));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
-  const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
-  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
-  const bool no_requests = a.num_requests == 0;
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + a.entry_bytes) &&
-         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + a.entry_bytes) &&
-         refusals.extent("block_table", a.block_table,
-                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
-         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
-         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
-         refusals.base("src", a.src, a.element_bytes) && refusals.base("dst", a.dst, a.element_bytes) &&
-         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
-         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("counts", a.counts, 8) &&
-         refusals.disjoint("dst", a.dst, "src", a.src) &&
-         refusals.disjoint("dst", a.dst, "block_table", a.block_table) &&
-         refusals.disjoint("dst", a.dst, "starts", a.starts) &&
-         refusals.disjoint("dst", a.dst, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst", a.dst, "counts", a.counts);
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
+  const pf::Dimensions dst = {{a.num_tokens, a.dst_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, a.entry_bytes)) &&
+         refusals.extent("dst", a.dst, pf::extent_of(dst, a.entry_bytes)) &&
+         pf::index_extents_acceptable(a, refusals) && refusals.base("src", a.src, a.element_bytes) &&
+         refusals.base("dst", a.dst, a.element_bytes) && pf::index_bases_acceptable(a, refusals) &&
+         refusals.disjoint("dst", a.dst, "src", a.src) && pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
@@ -194,19 +164,7 @@ int vector_bytes(const Args& a) {
                                  reinterpret_cast<uintptr_t>(a.dst.data));
 }
 
-// No request touches more pages than its share of this, see pf::RowMap.
-int64_t task_limit(const Args& a) { return a.num_tokens / a.page_size_tokens + 2 * a.num_requests; }
-
-// A CTA as large as the copy of a page can use, one row of threads (x) for one row of the copy.
-pf::LaunchShape page_shape(const Args& a) {
-  const int64_t vectors_per_row = a.entry_bytes / vector_bytes(a);
-  const int64_t rows = std::min(a.page_size_tokens, a.num_tokens);
-  const int64_t threads = pf::power_of_two_at_least(vectors_per_row * rows, 32, 256);
-  const int64_t threads_per_row = pf::power_of_two_at_least(vectors_per_row, 1, threads);
-  const int64_t ctas = std::min(task_limit(a), pf::resident_ctas(threads));
-  return {.grid = dim3(static_cast<unsigned>(ctas)),
-          .block = dim3(static_cast<unsigned>(threads_per_row), static_cast<unsigned>(threads / threads_per_row))};
-}
+pf::LaunchShape page_shape(const Args& a) { return pf::page_shape(a, a.entry_bytes / vector_bytes(a)); }
 
 // ---- device side, shared by the schedules -----------------------------------------------------------
 
@@ -254,7 +212,7 @@ __device__ __forceinline__ void copy_dense(const Gather& g, index64 to, index64 
 // A task is one logical page of one request. Every thread finds the owner by itself: the loads are the
 // same in all of them, and there is nothing to wait for.
 template <class Vector>
-__global__ void __launch_bounds__(256) gather_pages(Gather g) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages(Gather g) {
   const index64 stride = gridDim.x;
   const index64 first = g.map.first_task(0);
   const index64 last = g.map.first_task(g.map.num_requests);
@@ -377,7 +335,7 @@ __device__ __forceinline__ MergedTask merged_task(const Gather& g, index32 numbe
 }
 
 template <class Vector>
-__global__ void __launch_bounds__(256) gather_pages_as_merged(Gather g, index64 task_count) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages_as_merged(Gather g, index64 task_count) {
   __shared__ MergedTask task;
   for (index64 number = blockIdx.x; number < task_count; number += gridDim.x) {
     if (first_thread()) task = merged_task(g, pf::narrow<index32>(number));
@@ -422,6 +380,6 @@ PF_EXPORT int pf_cp_gather_cache_page_as_merged(const pf_cp_gather_cache_args* a
   const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
     return gather_pages_as_merged<typename decltype(vector)::type>;
   });
-  const int64_t task_count = std::min<int64_t>(task_limit(*args), INT32_MAX);
+  const int64_t task_count = std::min<int64_t>(pf::page_task_limit(*args), INT32_MAX);
   return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args), task_count);
 }

@@ -5,10 +5,13 @@
 
 #include <algorithm>
 
+#include "common/index_arguments.h"
+#include "common/indexer_pages.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
+#include "common/paged_gather.h"
 #include "common/refusals.h"
-#include "common/row_map.h"
 #include "common/vectors.h"
 
 extern "C" {
@@ -68,9 +71,6 @@ using pf::index64;
 // Ids of the buffers: positions of the pf_arrays in Args.
 enum Buffer : int { kSrc, kDstK, kDstScale, kBlockTable, kStarts, kSeqStarts, kCounts };
 
-enum Counter : int { kPadding, kSkipped };
-
-constexpr int64_t kTile = 16;  // tokens, and key bytes of each, in a tile of page_layout 1
 constexpr int64_t kScaleBytes = 4;
 constexpr int kThreads = 256;
 
@@ -84,89 +84,41 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(a.head_dim >= 16 && a.head_dim <= 1024 && a.head_dim % 16 == 0,
-                       "head_dim is {}, it must be a multiple of 16 in 16..1024", a.head_dim) &&
-      refusals.require(a.quant_block > 0 && a.head_dim % a.quant_block == 0,
-                       "quant_block is {}, it must divide head_dim = {}", a.quant_block, a.head_dim) &&
-      refusals.in_range("page_layout", a.page_layout, 0, 1) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
-      refusals.require(a.page_layout == 0 || a.page_size_tokens % kTile == 0,
-                       "page_size_tokens is {}, page_layout 1 needs a multiple of 16", a.page_size_tokens) &&
-      refusals.count("num_requests", a.num_requests) && refusals.count("num_tokens", a.num_tokens) &&
-      refusals.count("num_pages", a.num_pages) && refusals.count("table_width", a.table_width) &&
-      refusals.in_range("has_terminal", a.has_terminal, 0, 1) &&
-      refusals.require(a.num_tokens <= a.dst_k_rows, "num_tokens is {}, dst_k has only {} rows", a.num_tokens,
-                       a.dst_k_rows) &&
-      refusals.require(a.num_tokens <= a.dst_scale_rows, "num_tokens is {}, dst_scale has only {} rows",
-                       a.num_tokens, a.dst_scale_rows);
+      pf::indexer_key_acceptable(a, refusals) && pf::indexer_page_acceptable(a, refusals) &&
+      pf::index_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst_k", a.dst_k_rows, a, refusals) &&
+      pf::rows_acceptable("dst_scale", a.dst_scale_rows, a, refusals);
   if (!scalars) return false;
 
-  const bool has_seq_starts = !pf::absent(a.seq_starts);
-  const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("src", a.src, 3) && refusals.dtype("src", a.src, PF_U8) &&
       refusals.rank("dst_k", a.dst_k, 2) && refusals.element_size("dst_k", a.dst_k, 1) &&
       refusals.rank("dst_scale", a.dst_scale, 2) && refusals.dtype("dst_scale", a.dst_scale, PF_F32) &&
-      refusals.rank("block_table", a.block_table, 2) && refusals.dtype("block_table", a.block_table, PF_I32) &&
-      refusals.rank("starts", a.starts, 1) && refusals.dtype("starts", a.starts, PF_I32) &&
-      (!has_seq_starts || (refusals.rank("seq_starts", a.seq_starts, 1) &&
-                           refusals.dtype("seq_starts", a.seq_starts, PF_I32))) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+      pf::index_types_acceptable(a, refusals);
   if (!types) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_requests = a.num_requests > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_k_rows = a.dst_k_rows > 1;
-  const bool many_scale_rows = a.dst_scale_rows > 1;
   const int64_t page_bytes = a.page_size_tokens * (a.head_dim + scale_bytes(a));
   const bool strides =
-      (!many_requests || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, 4) &&
-                       refusals.require(a.page_stride_bytes >= page_bytes,
-                                        "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
-                                        page_bytes))) &&
-      (!many_k_rows || (refusals.stride("dst_k_row_stride_bytes", a.dst_k_row_stride_bytes, 1) &&
-                        refusals.require(a.dst_k_row_stride_bytes >= a.head_dim,
-                                         "dst_k_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                         a.dst_k_row_stride_bytes, a.head_dim))) &&
-      (!many_scale_rows ||
-       (refusals.stride("dst_scale_row_stride_bytes", a.dst_scale_row_stride_bytes, kScaleBytes) &&
-        refusals.require(a.dst_scale_row_stride_bytes >= scale_bytes(a),
-                         "dst_scale_row_stride_bytes is {}: rows of {} bytes would overlap",
-                         a.dst_scale_row_stride_bytes, scale_bytes(a))));
+      (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
+      pf::indexer_page_stride_acceptable(a, page_bytes, refusals) &&
+      (a.dst_k_rows <= 1 ||
+       pf::row_stride_acceptable("dst_k_row_stride_bytes", a.dst_k_row_stride_bytes, 1, a.head_dim, refusals)) &&
+      (a.dst_scale_rows <= 1 ||
+       pf::row_stride_acceptable("dst_scale_row_stride_bytes", a.dst_scale_row_stride_bytes, kScaleBytes,
+                                 scale_bytes(a), refusals));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent k_rows = many_k_rows ? Extent(a.num_tokens - 1) * a.dst_k_row_stride_bytes : Extent(0);
-  const Extent scale_rows =
-      many_scale_rows ? Extent(a.num_tokens - 1) * a.dst_scale_row_stride_bytes : Extent(0);
-  const Extent table_rows = many_requests ? Extent(a.num_requests - 1) * a.table_row_stride : Extent(0);
-  const bool no_requests = a.num_requests == 0;
-  const bool no_tokens = a.num_tokens == 0;
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + page_bytes) &&
-         refusals.extent("dst_k", a.dst_k, no_tokens ? 0 : k_rows + a.head_dim) &&
-         refusals.extent("dst_scale", a.dst_scale, no_tokens ? 0 : scale_rows + scale_bytes(a)) &&
-         refusals.extent("block_table", a.block_table,
-                         no_requests || a.table_width == 0 ? 0 : (table_rows + a.table_width) * 4) &&
-         refusals.extent("starts", a.starts, no_requests ? 0 : (a.num_requests + a.has_terminal) * 4) &&
-         (!has_seq_starts || refusals.extent("seq_starts", a.seq_starts, a.num_requests * 4)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
-         refusals.base("src", a.src, 4) && refusals.base("dst_k", a.dst_k, 1) &&
-         refusals.base("dst_scale", a.dst_scale, kScaleBytes) &&
-         refusals.base("block_table", a.block_table, 4) && refusals.base("starts", a.starts, 4) &&
-         refusals.base("seq_starts", a.seq_starts, 4) && refusals.base("counts", a.counts, 8) &&
-         refusals.disjoint("dst_k", a.dst_k, "src", a.src) &&
-         refusals.disjoint("dst_k", a.dst_k, "block_table", a.block_table) &&
-         refusals.disjoint("dst_k", a.dst_k, "starts", a.starts) &&
-         refusals.disjoint("dst_k", a.dst_k, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst_k", a.dst_k, "counts", a.counts) &&
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}};
+  const pf::Dimensions dst_k = {{a.num_tokens, a.dst_k_row_stride_bytes}};
+  const pf::Dimensions dst_scale = {{a.num_tokens, a.dst_scale_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, page_bytes)) &&
+         refusals.extent("dst_k", a.dst_k, pf::extent_of(dst_k, a.head_dim)) &&
+         refusals.extent("dst_scale", a.dst_scale, pf::extent_of(dst_scale, scale_bytes(a))) &&
+         pf::index_extents_acceptable(a, refusals) && refusals.base("src", a.src, 4) &&
+         refusals.base("dst_k", a.dst_k, 1) && refusals.base("dst_scale", a.dst_scale, kScaleBytes) &&
+         pf::index_bases_acceptable(a, refusals) && refusals.disjoint("dst_k", a.dst_k, "src", a.src) &&
+         pf::index_disjoint("dst_k", a.dst_k, a, refusals) &&
          refusals.disjoint("dst_scale", a.dst_scale, "src", a.src) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "block_table", a.block_table) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "starts", a.starts) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "seq_starts", a.seq_starts) &&
-         refusals.disjoint("dst_scale", a.dst_scale, "counts", a.counts);
+         pf::index_disjoint("dst_scale", a.dst_scale, a, refusals);
 }
 
 bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests == 0; }
@@ -176,12 +128,7 @@ struct Gather {
   pf::ReadBytes<kSrc> src;
   pf::WriteBytes<kDstK> dst_k;
   pf::WriteBytes<kDstScale> dst_scale;
-  pf::ReadView<int32_t, kBlockTable> block_table;
-  pf::RowMap<kStarts, kSeqStarts> map;
-  pf::CounterView<kCounts> counts;
-  index64 num_pages;
-  index64 table_width;
-  index64 table_row_stride;
+  pf::PagedGather<kBlockTable, kStarts, kSeqStarts, kCounts> gather;
   index64 page_stride_bytes;
   index64 k_row_stride_bytes;
   index64 scale_row_stride_bytes;
@@ -200,17 +147,7 @@ Gather gather_of(const Args& a) {
       .src = pf::ReadBytes<kSrc>(a.src),
       .dst_k = pf::WriteBytes<kDstK>(a.dst_k),
       .dst_scale = pf::WriteBytes<kDstScale>(a.dst_scale),
-      .block_table = pf::ReadView<int32_t, kBlockTable>(a.block_table),
-      .map = {.starts = pf::ReadView<int32_t, kStarts>(a.starts),
-              .seq_starts = pf::ReadView<int32_t, kSeqStarts>(a.seq_starts),
-              .num_requests = a.num_requests,
-              .num_tokens = a.num_tokens,
-              .page_size_tokens = a.page_size_tokens,
-              .has_terminal = a.has_terminal == 1},
-      .counts = pf::CounterView<kCounts>(a.counts),
-      .num_pages = a.num_pages,
-      .table_width = a.table_width,
-      .table_row_stride = a.num_requests > 1 ? a.table_row_stride : 0,
+      .gather = decltype(Gather::gather)::of(a),
       .page_stride_bytes = page_stride_bytes(a),
       .k_row_stride_bytes = k_row_stride_bytes(a),
       .scale_row_stride_bytes = scale_row_stride_bytes(a),
@@ -220,9 +157,9 @@ Gather gather_of(const Args& a) {
   };
 }
 
-// Of one access to keys. No more than kTile, which divides head_dim and every offset inside a page.
+// Of one access to keys. No more than pf::kTile, which divides head_dim and every offset inside a page.
 int vector_bytes(const Args& a) {
-  const int64_t addends = page_stride_bytes(a) | k_row_stride_bytes(a) | kTile;
+  const int64_t addends = page_stride_bytes(a) | k_row_stride_bytes(a) | pf::kTile;
   return pf::widest_vector_bytes(static_cast<uint64_t>(addends) | reinterpret_cast<uintptr_t>(a.src.data) |
                                  reinterpret_cast<uintptr_t>(a.dst_k.data));
 }
@@ -237,18 +174,6 @@ dim3 block_shape(const Args& a, int64_t tokens, int64_t most_lanes) {
 
 // ---- device side, shared by the schedules -----------------------------------------------------------
 
-__device__ __forceinline__ void count(const Gather& g, Counter which, index64 amount) {
-  if (g.counts.present()) g.counts.add(which, amount);
-}
-
-// The physical page behind (request, page < table_width); -1 if there is none, which one thread counts.
-__device__ __forceinline__ index64 physical_page(const Gather& g, index64 request, index64 page, bool counts_it) {
-  const int32_t id = g.block_table.load(request * g.table_row_stride + page);
-  if (id >= 0 && id < g.num_pages) return id;
-  if (counts_it) count(g, id == -1 ? kPadding : kSkipped, 1);
-  return -1;
-}
-
 // Where a page's keys and its scales begin.
 struct PageBytes {
   index64 keys;
@@ -257,14 +182,8 @@ struct PageBytes {
 
 __device__ __forceinline__ PageBytes page_bytes(const Gather& g, index64 physical) {
   const index64 keys = physical * g.page_stride_bytes;
-  const index64 scales = physical * g.page_stride_bytes + g.map.page_size_tokens * g.head_dim;
+  const index64 scales = physical * g.page_stride_bytes + g.gather.map.page_size_tokens * g.head_dim;
   return {keys, scales};
-}
-
-// Where byte `at` of a slot's keys lies, from the first byte of its page.
-__device__ __forceinline__ index64 key_offset(const Gather& g, index64 slot, index64 at) {
-  if (!g.tiled) return slot * g.head_dim + at;
-  return slot / kTile * kTile * g.head_dim + at / kTile * (kTile * kTile) + slot % kTile * kTile + at % kTile;
 }
 
 // A token's keys, by a row of threads.
@@ -274,7 +193,7 @@ __device__ __forceinline__ void copy_keys(const Gather& g, index64 row, index64 
   const index64 to = row * g.k_row_stride_bytes;
   const index64 step = index64(blockDim.x) * kVectorBytes;
   for (index64 at = index64(threadIdx.x) * kVectorBytes; at < g.head_dim; at += step) {
-    g.dst_k.store<Vector>(to + at, g.src.load<Vector>(keys + key_offset(g, slot, at)));
+    g.dst_k.store<Vector>(to + at, g.src.load<Vector>(keys + pf::indexer_key_offset(g.tiled, g.head_dim, slot, at)));
   }
 }
 
@@ -290,75 +209,32 @@ __device__ __forceinline__ void copy_scales(const Gather& g, index64 row, index6
 
 // ---- schedule: page ---------------------------------------------------------------------------------
 
-// A task is one logical page of one request, as in pf::RowMap; every thread finds its owner by itself.
 template <class Vector>
 __global__ void __launch_bounds__(kThreads) gather_pages(Gather g) {
   const index64 thread = index64(threadIdx.y) * blockDim.x + threadIdx.x;
-  const bool counts_task = thread == 0;
-  const index64 stride = gridDim.x;
-  const index64 first = g.map.first_task(0);
-  const index64 last = g.map.first_task(g.map.num_requests);
-  index64 task = first + blockIdx.x;
-  while (task < last) {
-    const pf::TaskOwner owner = g.map.owner(task, first, last);
-    const pf::RequestSpan span = g.map.span(owner.request);
-    const index64 nth = task - owner.task_begin;
-    const index64 page = span.page_begin + nth;
-    const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.table_width));
-    if (span.empty() || !span.placed || page >= readable_end) {
-      // Nothing to copy from here to the request's last task. The first such task counts for all.
-      if (counts_task && !span.empty()) {
-        if (!span.placed) {
-          if (nth == 0) count(g, kSkipped, 1);
-        } else if (page == readable_end && page < span.page_end) {
-          count(g, kSkipped, span.page_end - page);
-        }
-      }
-      task += (owner.task_end - task + stride - 1) / stride * stride;
-      continue;
+  g.gather.for_each_page(thread == 0, [&](index64 physical, const pf::PageSlice& slice) {
+    const PageBytes from = page_bytes(g, physical);
+    for (index64 token = threadIdx.y; token < slice.token_count; token += blockDim.y) {
+      copy_keys<Vector>(g, slice.row_begin + token, from.keys, slice.slot_begin + token);
     }
-    const index64 physical = physical_page(g, owner.request, page, counts_task);
-    if (physical >= 0) {
-      const PageBytes from = page_bytes(g, physical);
-      const pf::PageSlice slice = g.map.slice(span, page);
-      for (index64 token = threadIdx.y; token < slice.token_count; token += blockDim.y) {
-        copy_keys<Vector>(g, slice.row_begin + token, from.keys, slice.slot_begin + token);
-      }
-      copy_scales(g, slice.row_begin, from.scales + slice.slot_begin * g.groups * kScaleBytes, thread,
-                  slice.token_count * g.groups, index64(blockDim.x) * blockDim.y);
-    }
-    task += stride;
-  }
+    copy_scales(g, slice.row_begin, from.scales + slice.slot_begin * g.groups * kScaleBytes, thread,
+                slice.token_count * g.groups, index64(blockDim.x) * blockDim.y);
+  });
 }
 
 // ---- schedule: token --------------------------------------------------------------------------------
 
-// The last request that begins at or before `row`. Where starts decrease this still finds the owner of any
-// row below the least start after the decrease: up to there starts increase, and later ones lie above it.
-__device__ __forceinline__ index64 request_of(const Gather& g, index64 row) {
-  index64 found = 0;
-  index64 above = g.map.num_requests;
-  while (found + 1 < above) {
-    const index64 middle = (found + above) / 2;
-    if (g.map.row_boundary(middle) <= row) {
-      found = middle;
-    } else {
-      above = middle;
-    }
-  }
-  return found;
-}
-
 // A row of threads has one token at a time. The first row of a logical page counts for the page.
 template <class Vector>
 __global__ void __launch_bounds__(kThreads) gather_tokens(Gather g) {
+  const auto& map = g.gather.map;
   const bool counts_row = threadIdx.x == 0;
   const index64 groups = index64(gridDim.x) * blockDim.y;
-  const index64 end = g.map.row_boundary(g.map.num_requests);
-  index64 row = g.map.row_boundary(0) + index64(blockIdx.x) * blockDim.y + threadIdx.y;
+  const index64 end = map.row_boundary(map.num_requests);
+  index64 row = map.row_boundary(0) + index64(blockIdx.x) * blockDim.y + threadIdx.y;
   while (row < end) {
-    const index64 request = request_of(g, row);
-    const pf::RequestSpan span = g.map.span(request);
+    const index64 request = map.row_owner(row);
+    const pf::RequestSpan span = map.span(request);
     const index64 position = span.position_begin + (row - span.row_begin);
     if (position >= span.position_end) {  // starts decrease, and whose the row is was not found
       row += groups;
@@ -367,20 +243,20 @@ __global__ void __launch_bounds__(kThreads) gather_tokens(Gather g) {
     const index64 row_end = span.row_begin + (span.position_end - span.position_begin);
     const index64 rows_left = row_end - row;
     if (!span.placed) {
-      if (counts_row && row == span.row_begin) count(g, kSkipped, 1);
+      if (counts_row && row == span.row_begin) g.gather.count(pf::kSkipped, 1);
       row += (rows_left + groups - 1) / groups * groups;
       continue;
     }
-    const index64 page = position / g.map.page_size_tokens;
-    const index64 slot = position - page * g.map.page_size_tokens;
+    const index64 page = position / map.page_size_tokens;
+    const index64 slot = position - page * map.page_size_tokens;
     const bool first_of_page = row == span.row_begin || slot == 0;
-    if (page >= g.table_width) {  // and so are all pages from here on
-      const bool first_past = first_of_page && (page == g.table_width || page == span.page_begin);
-      if (counts_row && first_past) count(g, kSkipped, span.page_end - page);
+    if (page >= g.gather.table_width) {  // and so are all pages from here on
+      const bool first_past = first_of_page && (page == g.gather.table_width || page == span.page_begin);
+      if (counts_row && first_past) g.gather.count(pf::kSkipped, span.page_end - page);
       row += (rows_left + groups - 1) / groups * groups;
       continue;
     }
-    const index64 physical = physical_page(g, request, page, counts_row && first_of_page);
+    const index64 physical = g.gather.physical_page(request, page, counts_row && first_of_page);
     if (physical >= 0) {
       const PageBytes from = page_bytes(g, physical);
       copy_keys<Vector>(g, row, from.keys, slot);
@@ -399,10 +275,9 @@ PF_EXPORT int pf_cp_gather_indexer_k_quant_cache_page(const pf_cp_gather_indexer
   const auto kernel = pf::by_vector_bytes(vector_bytes(*args), [](auto vector) {
     return gather_pages<typename decltype(vector)::type>;
   });
-  // No request touches more pages than its share of this, see pf::RowMap.
-  const int64_t tasks = args->num_tokens / args->page_size_tokens + 2 * args->num_requests;
   const dim3 block = block_shape(*args, std::min(args->page_size_tokens, args->num_tokens), kThreads);
-  const int64_t ctas = std::min(tasks, pf::resident_ctas(static_cast<int64_t>(block.x) * block.y));
+  const int64_t ctas = std::min(pf::page_task_limit(*args),
+                                pf::resident_ctas(static_cast<int64_t>(block.x) * block.y));
   return pf::launch(kernel, {.grid = dim3(static_cast<unsigned>(ctas)), .block = block}, args->stream, message,
                     gather_of(*args));
 }

@@ -5,9 +5,10 @@
 #include "common/index_arguments.h"
 #include "common/launch.h"
 #include "common/moves.h"
+#include "common/nesting.h"
 #include "common/object.h"
+#include "common/paged_gather.h"
 #include "common/refusals.h"
-#include "common/row_map.h"
 #include "common/vectors.h"
 
 extern "C" {
@@ -77,8 +78,6 @@ using pf::index64;
 
 enum Buffer : int { kSrc, kDst, kBlockTable, kStarts, kSeqStarts, kScale, kCounts };
 
-enum Counter : int { kPadding, kSkipped };
-
 enum KvDtype : int { kAuto, kFp8E4M3, kFp8E5M2 };
 
 // ---- launchers' side --------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ bool types_acceptable(const Args& a, pf::Refusals& refusals) {
          (a.kv_dtype == kAuto ? refusals.dtype("src", a.src, static_cast<int32_t>(a.dst_dtype))
                               : a.src.dtype == PF_U8 || refusals.dtype("src", a.src, codes)) &&
          refusals.rank("dst", a.dst, 2) && refusals.dtype("dst", a.dst, static_cast<int32_t>(a.dst_dtype)) &&
-         (!has_scale || (refusals.rank("scale", a.scale, 1) && refusals.dtype("scale", a.scale, PF_F32))) &&
+         refusals.optional_vector("scale", a.scale, PF_F32) &&
          pf::index_types_acceptable(a, refusals);
 }
 
@@ -110,34 +109,25 @@ bool acceptable(const Args& a, pf_message* message) {
       refusals.in_range("kv_dtype", a.kv_dtype, kAuto, kFp8E5M2) &&
       refusals.require(a.dst_dtype == PF_F32 || a.dst_dtype == PF_F16 || a.dst_dtype == PF_BF16,
                        "dst_dtype is {}, it must be that of f32, f16 or bf16", a.dst_dtype) &&
-      pf::gather_sizes_acceptable(a, refusals) &&
-      refusals.require(a.num_tokens <= a.dst_rows, "num_tokens is {}, dst has only {} rows", a.num_tokens, a.dst_rows);
+      pf::gather_sizes_acceptable(a, refusals) && pf::rows_acceptable("dst", a.dst_rows, a, refusals);
   if (!scalars || !types_acceptable(a, refusals)) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.dst_rows > 1;
-  const bool many_pages = a.num_pages > 1;
-  const bool many_slots = a.page_size_tokens > 1;
   const bool strides =
       (a.num_requests <= 1 || refusals.stride("table_row_stride", a.table_row_stride, 1)) &&
-      (!many_pages || refusals.stride("page_stride_bytes", a.page_stride_bytes, src_element_bytes(a))) &&
-      (!many_slots || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, src_element_bytes(a))) &&
-      (!many_rows || (refusals.stride("dst_row_stride_bytes", a.dst_row_stride_bytes, dst_element_bytes(a)) &&
-                      refusals.require(a.dst_row_stride_bytes >= row_bytes(a),
-                                       "dst_row_stride_bytes is {}: rows of {} bytes would overlap",
-                                       a.dst_row_stride_bytes, row_bytes(a))));
+      (a.num_pages <= 1 || refusals.stride("page_stride_bytes", a.page_stride_bytes, src_element_bytes(a))) &&
+      (a.page_size_tokens <= 1 || refusals.stride("slot_stride_bytes", a.slot_stride_bytes, src_element_bytes(a))) &&
+      (a.dst_rows <= 1 || pf::row_stride_acceptable("dst_row_stride_bytes", a.dst_row_stride_bytes,
+                                                    dst_element_bytes(a), row_bytes(a), refusals));
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  const Extent slots = many_slots ? Extent(a.page_size_tokens - 1) * a.slot_stride_bytes : Extent(0);
-  const Extent rows = many_rows ? Extent(a.num_tokens - 1) * a.dst_row_stride_bytes : Extent(0);
-  return refusals.extent("src", a.src, a.num_pages == 0 ? 0 : pages + slots + entry_bytes(a)) &&
-         refusals.extent("dst", a.dst, a.num_tokens == 0 ? 0 : rows + row_bytes(a)) &&
-         (pf::absent(a.scale) || refusals.extent("scale", a.scale, 4)) &&
-         refusals.base("src", a.src, src_element_bytes(a)) && refusals.base("dst", a.dst, dst_element_bytes(a)) &&
-         refusals.base("scale", a.scale, 4) && refusals.disjoint("dst", a.dst, "src", a.src) &&
-         refusals.disjoint("dst", a.dst, "scale", a.scale) && pf::index_memory_acceptable(a, refusals) &&
+  const pf::Dimensions src = {{a.num_pages, a.page_stride_bytes}, {a.page_size_tokens, a.slot_stride_bytes}};
+  const pf::Dimensions dst = {{a.num_tokens, a.dst_row_stride_bytes}};
+  return refusals.extent("src", a.src, pf::extent_of(src, entry_bytes(a))) &&
+         refusals.extent("dst", a.dst, pf::extent_of(dst, row_bytes(a))) &&
+         refusals.optional_extent("scale", a.scale, 4) && refusals.base("src", a.src, src_element_bytes(a)) &&
+         refusals.base("dst", a.dst, dst_element_bytes(a)) && refusals.base("scale", a.scale, 4) &&
+         refusals.disjoint("dst", a.dst, "src", a.src) && refusals.disjoint("dst", a.dst, "scale", a.scale) &&
+         pf::index_extents_acceptable(a, refusals) && pf::index_bases_acceptable(a, refusals) &&
          pf::index_disjoint("dst", a.dst, a, refusals);
 }
 
@@ -147,13 +137,8 @@ bool nothing_to_do(const Args& a) { return a.num_tokens == 0 || a.num_requests =
 struct Gather {
   pf::ReadBytes<kSrc> src;
   pf::WriteBytes<kDst> dst;
-  pf::ReadView<int32_t, kBlockTable> block_table;
-  pf::RowMap<kStarts, kSeqStarts> map;
+  pf::PagedGather<kBlockTable, kStarts, kSeqStarts, kCounts> gather;
   pf::ReadView<float, kScale> scale;
-  pf::CounterView<kCounts> counts;
-  index64 num_pages;
-  index64 table_width;
-  index64 table_row_stride;
   index64 page_stride_bytes;
   index64 slot_stride_bytes;
   index64 dst_row_stride_bytes;
@@ -170,18 +155,8 @@ Gather gather_of(const Args& a, int64_t elements_per_step) {
   return {
       .src = pf::ReadBytes<kSrc>(a.src),
       .dst = pf::WriteBytes<kDst>(a.dst),
-      .block_table = pf::ReadView<int32_t, kBlockTable>(a.block_table),
-      .map = {.starts = pf::ReadView<int32_t, kStarts>(a.starts),
-              .seq_starts = pf::ReadView<int32_t, kSeqStarts>(a.seq_starts),
-              .num_requests = a.num_requests,
-              .num_tokens = a.num_tokens,
-              .page_size_tokens = a.page_size_tokens,
-              .has_terminal = a.has_terminal == 1},
+      .gather = decltype(Gather::gather)::of(a),
       .scale = pf::ReadView<float, kScale>(a.scale),
-      .counts = pf::CounterView<kCounts>(a.counts),
-      .num_pages = a.num_pages,
-      .table_width = a.table_width,
-      .table_row_stride = a.num_requests > 1 ? a.table_row_stride : 0,
       .page_stride_bytes = page_stride_bytes(a),
       .slot_stride_bytes = slot_stride_bytes(a),
       .dst_row_stride_bytes = row_stride_bytes(a),
@@ -203,27 +178,11 @@ int64_t elements_per_step(const Args& a) {
   return a.kv_dtype == kAuto || most == 16 / dst_element_bytes(a) ? most : 1;
 }
 
-// No request touches more pages than its share of this, see pf::RowMap.
-int64_t task_limit(const Args& a) { return a.num_tokens / a.page_size_tokens + 2 * a.num_requests; }
-
-// A CTA as large as a page can use, one row of threads (x) for one row of dst.
-pf::LaunchShape page_shape(const Args& a) {
-  const int64_t steps = a.entry_elements / elements_per_step(a);
-  const int64_t rows = std::min(a.page_size_tokens, a.num_tokens);
-  const int64_t threads = pf::power_of_two_at_least(steps * rows, 32, 256);
-  const int64_t threads_per_row = pf::power_of_two_at_least(steps, 1, threads);
-  const int64_t ctas = std::min(task_limit(a), pf::resident_ctas(threads));
-  return {.grid = dim3(static_cast<unsigned>(ctas)),
-          .block = dim3(static_cast<unsigned>(threads_per_row), static_cast<unsigned>(threads / threads_per_row))};
-}
+pf::LaunchShape page_shape(const Args& a) { return pf::page_shape(a, a.entry_elements / elements_per_step(a)); }
 
 // ---- device side, shared by the schedules -----------------------------------------------------------
 
 __device__ __forceinline__ bool first_thread() { return threadIdx.x == 0 && threadIdx.y == 0; }
-
-__device__ __forceinline__ void count(const Gather& g, Counter which, index64 amount) {
-  if (g.counts.present()) g.counts.add(which, amount);
-}
 
 // Makes `steps` moves by the threads of a row of `lanes`, of which this is `lane`.
 template <class Move>
@@ -259,42 +218,44 @@ struct PageWork {
   index64 next_task;
 };
 
-// A task is one logical page of one request. Every thread finds the owner by itself: the loads are the
-// same in all of them, and there is nothing to wait for.
+// A task as in pf::PagedGather::for_each_page, which would be compiled anew for each move. The page id stays 32
+// bits wide: a wider one costs some of the moves registers.
 __device__ PF_BODY PageWork page_work(const Gather& g, index64 task, index64 first, index64 last) {
+  const auto& map = g.gather.map;
   const index64 stride = gridDim.x;
-  const pf::TaskOwner owner = g.map.owner(task, first, last);
-  const pf::RequestSpan span = g.map.span(owner.request);
+  const pf::TaskOwner owner = map.owner(task, first, last);
+  const pf::RequestSpan span = map.span(owner.request);
   const index64 nth = task - owner.task_begin;
   const index64 page = span.page_begin + nth;
-  const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.table_width));
+  const index64 readable_end = pf::least(span.page_end, pf::greatest(span.page_begin, g.gather.table_width));
   if (span.empty() || !span.placed || page >= readable_end) {
     // Nothing to copy from here to the request's last task. The first such task counts for all.
     if (first_thread() && !span.empty()) {
       if (!span.placed) {
-        if (nth == 0) count(g, kSkipped, 1);
+        if (nth == 0) g.gather.count(pf::kSkipped, 1);
       } else if (page == readable_end && page < span.page_end) {
-        count(g, kSkipped, span.page_end - page);
+        g.gather.count(pf::kSkipped, span.page_end - page);
       }
     }
     return {0, 0, 0, task + (owner.task_end - task + stride - 1) / stride * stride};
   }
-  const int32_t physical = g.block_table.load(owner.request * g.table_row_stride + page);
-  if (physical < 0 || physical >= g.num_pages) {
-    if (first_thread()) count(g, physical == -1 ? kPadding : kSkipped, 1);
+  const int32_t physical = g.gather.block_table.load(owner.request * g.gather.table_row_stride + page);
+  if (physical < 0 || physical >= g.gather.num_pages) {
+    if (first_thread()) g.gather.count(physical == -1 ? pf::kPadding : pf::kSkipped, 1);
     return {0, 0, 0, task + stride};
   }
-  const pf::PageSlice slice = g.map.slice(span, page);
+  const pf::PageSlice slice = map.slice(span, page);
   return {slice.row_begin * g.dst_row_stride_bytes,
           index64(physical) * g.page_stride_bytes + slice.slot_begin * g.slot_stride_bytes, slice.token_count,
           task + stride};
 }
 
 template <class Move>
-__global__ void __launch_bounds__(256) gather_pages(Gather g) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages(Gather g) {
   const Move move(g.scale);
-  const index64 first = g.map.first_task(0);
-  const index64 last = g.map.first_task(g.map.num_requests);
+  const auto& map = g.gather.map;
+  const index64 first = map.first_task(0);
+  const index64 last = map.first_task(map.num_requests);
   for (index64 task = first + blockIdx.x; task < last;) {
     const PageWork work = page_work(g, task, first, last);
     move_slots(g, move, work.to, work.from, work.token_count);
@@ -313,35 +274,33 @@ struct RowWork {
 };
 
 __device__ PF_BODY RowWork row_work(const Gather& g, index64 row) {
-  const index64 request = g.map.row_owner(row);
-  const pf::RequestSpan span = g.map.span(request);
+  const auto& map = g.gather.map;
+  const index64 request = map.row_owner(row);
+  const pf::RequestSpan span = map.span(request);
   const bool first_row = row == span.row_begin;
   if (!span.placed) {
-    if (first_row && first_thread()) count(g, kSkipped, 1);
+    if (first_row && first_thread()) g.gather.count(pf::kSkipped, 1);
     return {0, 0, false};
   }
   const index64 position = span.position_begin + (row - span.row_begin);
-  const index64 page = position / g.map.page_size_tokens;
-  const index64 slot = position - page * g.map.page_size_tokens;
+  const index64 page = position / map.page_size_tokens;
+  const index64 slot = position - page * map.page_size_tokens;
   const bool counts_page = first_thread() && (first_row || slot == 0);
-  if (page >= g.table_width) {
-    if (counts_page) count(g, kSkipped, 1);
+  if (page >= g.gather.table_width) {
+    if (counts_page) g.gather.count(pf::kSkipped, 1);
     return {0, 0, false};
   }
-  const int32_t physical = g.block_table.load(request * g.table_row_stride + page);
-  if (physical < 0 || physical >= g.num_pages) {
-    if (counts_page) count(g, physical == -1 ? kPadding : kSkipped, 1);
-    return {0, 0, false};
-  }
-  return {row * g.dst_row_stride_bytes, index64(physical) * g.page_stride_bytes + slot * g.slot_stride_bytes, true};
+  const index64 physical = g.gather.physical_page(request, page, counts_page);
+  if (physical < 0) return {0, 0, false};
+  return {row * g.dst_row_stride_bytes, physical * g.page_stride_bytes + slot * g.slot_stride_bytes, true};
 }
 
 // A CTA takes one token after another, a thread an element.
 template <class Move>
 __global__ void __launch_bounds__(64) gather_tokens(Gather g) {
   const Move move(g.scale);
-  const index64 end = g.map.row_boundary(g.map.num_requests);
-  for (index64 row = g.map.row_boundary(0) + blockIdx.x; row < end; row += gridDim.x) {
+  const index64 end = g.gather.map.row_boundary(g.gather.map.num_requests);
+  for (index64 row = g.gather.map.row_boundary(0) + blockIdx.x; row < end; row += gridDim.x) {
     const RowWork work = row_work(g, row);
     if (work.exists) move_run(g, move, work.to, work.from, g.steps, threadIdx.x, blockDim.x);
   }
@@ -362,20 +321,21 @@ struct MergedTask {
 };
 
 __device__ PF_BODY MergedTask merged_task(const Gather& g, index64 table_pitch, index32 number) {
-  const index32 page_size = pf::narrow<index32>(g.map.page_size_tokens);
-  const index32 num_tokens = pf::narrow<index32>(g.map.num_tokens);
-  const index32 num_requests = pf::narrow<index32>(g.map.num_requests);
+  const auto& map = g.gather.map;
+  const index32 page_size = pf::narrow<index32>(map.page_size_tokens);
+  const index32 num_tokens = pf::narrow<index32>(map.num_tokens);
+  const index32 num_requests = pf::narrow<index32>(map.num_requests);
   MergedTask task;
   task.exists = false;
   task.readable = false;
   index32 ahead = number;  // pages to pass over
   for (index32 request = 0; request < num_requests; ++request) {
-    const index32 row_begin = pf::least(index32(g.map.starts.load(request)), num_tokens);
-    const bool ends_at_start = g.map.has_terminal || request + 1 < num_requests;
+    const index32 row_begin = pf::least(index32(map.starts.load(request)), num_tokens);
+    const bool ends_at_start = map.has_terminal || request + 1 < num_requests;
     const index32 row_end =
-        ends_at_start ? pf::least(index32(g.map.starts.load(request + 1)), num_tokens) : num_tokens;
+        ends_at_start ? pf::least(index32(map.starts.load(request + 1)), num_tokens) : num_tokens;
     const index32 row_count = pf::greatest(row_end - row_begin, 0);
-    const index32 position = g.map.seq_starts.present() ? index32(g.map.seq_starts.load(request)) : index32(0);
+    const index32 position = map.seq_starts.present() ? index32(map.seq_starts.load(request)) : index32(0);
     const index32 first_page = position / page_size;
     if (row_count == 0) continue;
     const index32 page_count = (position + row_count + page_size - 1) / page_size - first_page;
@@ -389,7 +349,7 @@ __device__ PF_BODY MergedTask merged_task(const Gather& g, index64 table_pitch, 
       task.token_count = end - begin;
       task.exists = true;
       task.readable = page < table_pitch;
-      if (task.readable) task.physical_page = g.block_table.load(request * g.table_row_stride + page);
+      if (task.readable) task.physical_page = g.gather.block_table.load(request * g.gather.table_row_stride + page);
       return task;
     }
     ahead = ahead - page_count;
@@ -398,7 +358,8 @@ __device__ PF_BODY MergedTask merged_task(const Gather& g, index64 table_pitch, 
 }
 
 template <class Move>
-__global__ void __launch_bounds__(256) gather_pages_as_merged(Gather g, index64 table_pitch, index64 task_count) {
+__global__ void __launch_bounds__(pf::kGatherThreads) gather_pages_as_merged(Gather g, index64 table_pitch,
+                                                                             index64 task_count) {
   __shared__ MergedTask task;
   const Move move(g.scale);
   for (index64 number = blockIdx.x; number < task_count; number += gridDim.x) {
@@ -484,7 +445,7 @@ PF_EXPORT int pf_gather_and_maybe_dequant_cache_page_as_merged(const pf_gather_a
   const auto kernel = by_move(*args, elements, [](auto move) {
     return gather_pages_as_merged<typename decltype(move)::type>;
   });
-  const int64_t task_count = std::min<int64_t>(task_limit(*args), INT32_MAX);
+  const int64_t task_count = std::min<int64_t>(pf::page_task_limit(*args), INT32_MAX);
   const int64_t table_pitch = args->num_requests > 1 ? args->table_row_stride : args->table_width;
   return pf::launch(kernel, page_shape(*args), args->stream, message, gather_of(*args, elements), table_pitch,
                     task_count);

@@ -5,7 +5,9 @@
 
 #include "common/codecs.h"
 #include "common/group_scales.h"
+#include "common/indexer_pages.h"
 #include "common/launch.h"
+#include "common/nesting.h"
 #include "common/object.h"
 #include "common/refusals.h"
 #include "common/slot_map.h"
@@ -50,7 +52,6 @@ using pf::index64;
 // Ids of the buffers: positions of the pf_arrays in Args.
 enum Buffer : int { kK, kSlotMapping, kCache, kCounts };
 
-constexpr int64_t kTile = 16;  // tokens, and key bytes of each, in a tile of page_layout 1
 constexpr int64_t kElementBytes = 2;
 constexpr int64_t kScaleBytes = 4;
 
@@ -65,46 +66,31 @@ bool acceptable(const Args& a, pf_message* message) {
 
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(a.head_dim >= 16 && a.head_dim <= 1024 && a.head_dim % 16 == 0,
-                       "head_dim is {}, it must be a multiple of 16 in 16..1024", a.head_dim) &&
-      refusals.require(a.quant_block > 0 && a.head_dim % a.quant_block == 0,
-                       "quant_block is {}, it must divide head_dim = {}", a.quant_block, a.head_dim) &&
+      pf::indexer_key_acceptable(a, refusals) &&
       refusals.in_range("scale_kind", a.scale_kind, pf::kPlainScale, pf::kPow2Scale) &&
-      refusals.in_range("page_layout", a.page_layout, 0, 1) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
-      refusals.require(a.page_layout == 0 || a.page_size_tokens % kTile == 0,
-                       "page_size_tokens is {}, page_layout 1 needs a multiple of 16", a.page_size_tokens) &&
+      pf::indexer_page_acceptable(a, refusals) &&
       refusals.count("num_tokens", a.num_tokens) && refusals.count("num_pages", a.num_pages) &&
       refusals.require(a.num_tokens <= a.k_rows, "slot_mapping has {} tokens, k has only {} rows", a.num_tokens,
                        a.k_rows);
   if (!scalars) return false;
 
-  const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("k", a.k, 2) && refusals.dtype("k", a.k, PF_BF16) && refusals.rank("cache", a.cache, 3) &&
-      refusals.dtype("cache", a.cache, PF_U8) && refusals.rank("slot_mapping", a.slot_mapping, 1) &&
-      refusals.dtype("slot_mapping", a.slot_mapping, PF_I64) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+      refusals.dtype("cache", a.cache, PF_U8) && refusals.vector("slot_mapping", a.slot_mapping, PF_I64) &&
+      refusals.optional_vector("counts", a.counts, PF_I64);
   if (!types) return false;
 
-  // The stride of a dimension of size <= 1 is never looked at.
-  const bool many_rows = a.k_rows > 1;
-  const bool many_pages = a.num_pages > 1;
   const bool strides =
-      (!many_rows || refusals.stride("k_row_stride_bytes", a.k_row_stride_bytes, kElementBytes)) &&
-      (!many_pages || (refusals.stride("page_stride_bytes", a.page_stride_bytes, kScaleBytes) &&
-                       refusals.require(a.page_stride_bytes >= page_bytes(a),
-                                        "page_stride_bytes is {}: a page takes {} bytes", a.page_stride_bytes,
-                                        page_bytes(a))));
+      (a.k_rows <= 1 || refusals.stride("k_row_stride_bytes", a.k_row_stride_bytes, kElementBytes)) &&
+      pf::indexer_page_stride_acceptable(a, page_bytes(a), refusals);
   if (!strides) return false;
 
-  using pf::Extent;
-  const Extent rows = many_rows && a.num_tokens > 1 ? Extent(a.num_tokens - 1) * a.k_row_stride_bytes : Extent(0);
-  const Extent pages = many_pages ? Extent(a.num_pages - 1) * a.page_stride_bytes : Extent(0);
-  return refusals.extent("k", a.k, a.num_tokens == 0 ? 0 : rows + a.head_dim * kElementBytes) &&
+  const pf::Dimensions k = {{a.num_tokens, a.k_row_stride_bytes}};
+  const pf::Dimensions cache = {{a.num_pages, a.page_stride_bytes}};
+  return refusals.extent("k", a.k, pf::extent_of(k, a.head_dim * kElementBytes)) &&
          refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&
-         refusals.extent("cache", a.cache, a.num_pages == 0 ? 0 : pages + page_bytes(a)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("k", a.k, kElementBytes) &&
+         refusals.extent("cache", a.cache, pf::extent_of(cache, page_bytes(a))) &&
+         refusals.optional_extent("counts", a.counts, 16) && refusals.base("k", a.k, kElementBytes) &&
          refusals.base("slot_mapping", a.slot_mapping, 8) && refusals.base("cache", a.cache, kScaleBytes) &&
          refusals.base("counts", a.counts, 8) && refusals.disjoint("cache", a.cache, "k", a.k) &&
          refusals.disjoint("cache", a.cache, "slot_mapping", a.slot_mapping) &&
@@ -133,10 +119,7 @@ Write write_of(const Args& a) {
   return {
       .k = pf::ReadBytes<kK>(a.k),
       .cache = pf::WriteBytes<kCache>(a.cache),
-      .map = {.slots = pf::ReadView<int64_t, kSlotMapping>(a.slot_mapping),
-              .num_tokens = a.num_tokens,
-              .num_pages = a.num_pages,
-              .page_size_tokens = a.page_size_tokens},
+      .map = pf::SlotMap<kSlotMapping>::of(a),
       .counts = pf::SlotCounts<kCounts>(a.counts),
       .k_row_stride_bytes = k_row_stride_bytes(a),
       .page_stride_bytes = page_stride_bytes(a),
@@ -147,7 +130,7 @@ Write write_of(const Args& a) {
   };
 }
 
-// No access is wider than kTile codes, and none begins but at a multiple of its width in a row: it stays in a
+// No access is wider than pf::kTile codes, and none begins but at a multiple of its width in a row: it stays in a
 // tile, and in a group.
 pf::Addends addends(const Args& a) {
   return {static_cast<uint64_t>(k_row_stride_bytes(a) | a.quant_block * kElementBytes) |
@@ -160,12 +143,6 @@ pf::Addends addends(const Args& a) {
 __device__ __forceinline__ float scale_of(float amax, bool power_of_two) {
   const float scale = pf::divided(pf::larger(amax, pf::kSmallScale), pf::kLargestE4M3);
   return power_of_two ? pf::power_of_two_not_below(scale) : scale;
-}
-
-// Where byte `at` of a slot's keys lies, from the first byte of its page.
-__device__ __forceinline__ index64 key_offset(const Write& w, index64 slot, index64 at) {
-  if (!w.tiled) return slot * w.head_dim + at;
-  return slot / kTile * kTile * w.head_dim + at / kTile * (kTile * kTile) + slot % kTile * kTile + at % kTile;
 }
 
 // ---- schedule: token --------------------------------------------------------------------------------
@@ -198,7 +175,8 @@ __global__ void __launch_bounds__(pf::kGroupThreads) write_tokens(Write w) {
     if (threadIdx.x == 0) w.cache.store<float>(scales + group * kScaleBytes, scale);
     for (index64 at = first + index64(threadIdx.x) * kElements; at < end; at += pf::kGroupLanes * kElements) {
       const In in = w.k.load<In>(row + at * kElementBytes);
-      w.cache.store<Out>(keys + key_offset(w, slot.offset, at), Codec::convert(in, scale));
+      const index64 to = keys + pf::indexer_key_offset(w.tiled, w.head_dim, slot.offset, at);
+      w.cache.store<Out>(to, Codec::convert(in, scale));
     }
   }
 }

@@ -56,6 +56,7 @@ int pf_reshape_and_cache_flash_token(const pf_reshape_and_cache_flash_args *args
 namespace {
 
 using Args = pf_reshape_and_cache_flash_args;
+using pf::counted;
 using pf::index64;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
@@ -101,17 +102,15 @@ int64_t cache_bytes(const Args& a) { return a.kv_dtype == pf::kAuto ? input_byte
 bool acceptable_types(const Args& a, const Side& s, pf::Refusals& refusals) {
   const bool scaled = a.kv_dtype != pf::kAuto;
   const auto input_dtype = static_cast<int32_t>(a.input_dtype);
-  const bool has_scale = !pf::absent(s.scale);
   return refusals.require(a.num_tokens <= s.rows, "slot_mapping has {} tokens, {} is only {}", a.num_tokens,
                           s.rows_name, s.rows) &&
          refusals.rank(s.input_name, s.input, 3) && refusals.dtype(s.input_name, s.input, input_dtype) &&
          refusals.rank(s.cache_name, s.cache, 4) &&
          (scaled ? s.cache.dtype == PF_U8 || refusals.dtype(s.cache_name, s.cache, pf::fp8_dtype(a.kv_dtype))
                  : refusals.dtype(s.cache_name, s.cache, input_dtype)) &&
-         refusals.require(has_scale || !scaled, "{} is null, with kv_dtype {} it must be given", s.scale_name,
-                          a.kv_dtype) &&
-         (!has_scale ||
-          (refusals.rank(s.scale_name, s.scale, 1) && refusals.dtype(s.scale_name, s.scale, PF_F32)));
+         refusals.require(!pf::absent(s.scale) || !scaled, "{} is null, with kv_dtype {} it must be given",
+                          s.scale_name, a.kv_dtype) &&
+         refusals.optional_vector(s.scale_name, s.scale, PF_F32);
 }
 
 bool acceptable_memory(const Args& a, const Side& s, pf::Refusals& refusals) {
@@ -131,7 +130,7 @@ bool acceptable_memory(const Args& a, const Side& s, pf::Refusals& refusals) {
                                  {a.num_heads, s.head_stride_bytes}};
   return refusals.extent(s.input_name, s.input, pf::extent_of(input, a.num_heads * a.head_elements * in)) &&
          refusals.extent(s.cache_name, s.cache, pf::extent_of(cache, a.head_elements * out)) &&
-         (pf::absent(s.scale) || refusals.extent(s.scale_name, s.scale, a.scale_count * 4)) &&
+         refusals.optional_extent(s.scale_name, s.scale, a.scale_count * 4) &&
          refusals.base(s.input_name, s.input, in) && refusals.base(s.cache_name, s.cache, out) &&
          refusals.base(s.scale_name, s.scale, 4) &&
          refusals.require(pf::nests(cache, a.head_elements * out),
@@ -161,7 +160,7 @@ bool acceptable(const Args& a, pf_message* message) {
       refusals.require(a.input_dtype == PF_F32 || a.input_dtype == PF_F16 || a.input_dtype == PF_BF16,
                        "input_dtype is {}, it must be {} (f16), {} (bf16) or {} (f32)", a.input_dtype, int{PF_F16},
                        int{PF_BF16}, int{PF_F32}) &&
-      refusals.in_range("page_size_tokens", a.page_size_tokens, 1, 4096) &&
+      refusals.page_size(a.page_size_tokens) &&
       refusals.count("num_tokens", a.num_tokens) && refusals.count("num_pages", a.num_pages) &&
       refusals.in_range("num_heads", a.num_heads, 1, 65535) &&
       refusals.in_range("head_elements", a.head_elements, 1, INT32_MAX) &&
@@ -169,19 +168,15 @@ bool acceptable(const Args& a, pf_message* message) {
                        "scale_count is {}, it must be 1 or num_heads = {}", a.scale_count, a.num_heads);
   if (!scalars) return false;
 
-  const bool has_counts = !pf::absent(a.counts);
   return acceptable_types(a, key, refusals) && acceptable_types(a, value, refusals) &&
-         refusals.rank("slot_mapping", a.slot_mapping, 1) && refusals.dtype("slot_mapping", a.slot_mapping, PF_I64) &&
-         (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64))) &&
+         refusals.vector("slot_mapping", a.slot_mapping, PF_I64) &&
+         refusals.optional_vector("counts", a.counts, PF_I64) &&
          acceptable_memory(a, key, refusals) && acceptable_memory(a, value, refusals) &&
          refusals.extent("slot_mapping", a.slot_mapping, a.num_tokens * 8) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) &&
+         refusals.optional_extent("counts", a.counts, 16) &&
          refusals.base("slot_mapping", a.slot_mapping, 8) && refusals.base("counts", a.counts, 8) &&
          disjoint_from_all(a, key, refusals) && disjoint_from_all(a, value, refusals);
 }
-
-// Ignored strides become 0, which is aligned to anything.
-int64_t counted(int64_t stride, int64_t size) { return size > 1 ? stride : 0; }
 
 // What the kernel gets of one side.
 template <int kInput, int kScale, int kCache>
@@ -225,10 +220,7 @@ Write write_of(const Args& a) {
   return {
       .key = stored_of<kKey, kKScale, kKeyCache>(a, key_side(a)),
       .value = stored_of<kValue, kVScale, kValueCache>(a, value_side(a)),
-      .map = {.slots = pf::ReadView<int64_t, kSlotMapping>(a.slot_mapping),
-              .num_tokens = a.num_tokens,
-              .num_pages = a.num_pages,
-              .page_size_tokens = a.page_size_tokens},
+      .map = pf::SlotMap<kSlotMapping>::of(a),
       .counts = pf::SlotCounts<kCounts>(a.counts),
       .run_bytes = a.head_elements * input_bytes(a) * (one_run ? a.num_heads : 1),
       .run_count = one_run ? 1 : a.num_heads,

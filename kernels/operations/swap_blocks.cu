@@ -37,6 +37,7 @@ int pf_swap_blocks_page(const pf_swap_blocks_args *args, pf_message *message);
 namespace {
 
 using Args = pf_swap_blocks_args;
+using pf::counted;
 using pf::index64;
 
 // Ids of the buffers: positions of the pf_arrays in Args.
@@ -50,21 +51,16 @@ bool acceptable(const Args& a, pf_message* message) {
   const int64_t unit = a.element_bytes;
   const bool scalars =
       refusals.struct_size(a.struct_bytes, sizeof(Args)) &&
-      refusals.require(unit == 1 || unit == 2 || unit == 4 || unit == 8,
-                       "element_bytes is {}, it must be 1, 2, 4 or 8", unit) &&
-      refusals.count("num_pairs", a.num_pairs) && refusals.count("src_num_pages", a.src_num_pages) &&
-      refusals.count("dst_num_pages", a.dst_num_pages) &&
-      refusals.in_range("page_bytes", a.page_bytes, 1, INT32_MAX) &&
-      refusals.require(a.page_bytes % unit == 0, "page_bytes is {}, it must be a multiple of element_bytes = {}",
-                       a.page_bytes, unit);
+      refusals.element_bytes(unit) && refusals.count("num_pairs", a.num_pairs) &&
+      refusals.count("src_num_pages", a.src_num_pages) && refusals.count("dst_num_pages", a.dst_num_pages) &&
+      pf::page_bytes_acceptable(a.page_bytes, unit, refusals);
   if (!scalars) return false;
 
-  const bool has_counts = !pf::absent(a.counts);
   const bool types =
       refusals.rank("pairs", a.pairs, 2) && refusals.dtype("pairs", a.pairs, PF_I64) &&
       refusals.rank("src_cache", a.src_cache, 2) && refusals.element_size("src_cache", a.src_cache, unit) &&
       refusals.rank("dst_cache", a.dst_cache, 2) && refusals.element_size("dst_cache", a.dst_cache, unit) &&
-      (!has_counts || (refusals.rank("counts", a.counts, 1) && refusals.dtype("counts", a.counts, PF_I64)));
+      refusals.optional_vector("counts", a.counts, PF_I64);
   if (!types) return false;
 
   const bool strides =
@@ -77,7 +73,7 @@ bool acceptable(const Args& a, pf_message* message) {
   return refusals.extent("pairs", a.pairs, pf::Extent(a.num_pairs) * 16) &&
          refusals.extent("src_cache", a.src_cache, pf::extent_of(src, a.page_bytes)) &&
          refusals.extent("dst_cache", a.dst_cache, pf::extent_of(dst, a.page_bytes)) &&
-         (!has_counts || refusals.extent("counts", a.counts, 16)) && refusals.base("pairs", a.pairs, 8) &&
+         refusals.optional_extent("counts", a.counts, 16) && refusals.base("pairs", a.pairs, 8) &&
          refusals.base("src_cache", a.src_cache, unit) && refusals.base("dst_cache", a.dst_cache, unit) &&
          refusals.base("counts", a.counts, 8) &&
          refusals.require(pf::nests(dst, a.page_bytes),
@@ -87,9 +83,6 @@ bool acceptable(const Args& a, pf_message* message) {
          refusals.disjoint("dst_cache", a.dst_cache, "src_cache", a.src_cache) &&
          refusals.disjoint("dst_cache", a.dst_cache, "counts", a.counts);
 }
-
-// Ignored strides become 0, which is aligned to anything.
-int64_t counted(int64_t stride, int64_t size) { return size > 1 ? stride : 0; }
 
 struct Pages {
   pf::ReadBytes<kSrcCache> src;
@@ -142,10 +135,6 @@ int swap_blocks(const Args& a, pf_message* message) {
 
 PF_EXPORT int pf_swap_blocks_page(const pf_swap_blocks_args* args, pf_message* message) {
   if (!acceptable(*args, message)) return PF_REFUSED;
-  try {
-    return swap_blocks(*args, message);
-  } catch (const std::bad_alloc&) {
-    pf::say(message, "no host memory for {} pairs", args->num_pairs);
-    return PF_LAUNCH_FAILED;
-  }
+  return pf::launch_with_lists("no host memory for {} pairs", args->num_pairs, message,
+                               [&] { return swap_blocks(*args, message); });
 }
