@@ -75,7 +75,9 @@ class ForkServer:
                 [*command, *preload],
                 # One thread: a fork of a process with more is asking for a deadlock. And the
                 # current folder must not be on the path: ours has folders named like packages.
+                # One queue: a context of one takes half the time, and launches are on one stream.
                 env={
+                    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",

@@ -139,11 +139,15 @@ class _Server:
 
 
 def _prepare(assignment: dict[str, Any]) -> None:
-    """Does once what every worker would have to do: tens of milliseconds."""
+    """Does once what every worker would have to do: tens of milliseconds, for Triton seconds."""
     halves = [assignment[half] for half in ("writer", "reader") if half in assignment]
     for one in halves or [assignment]:
         source = Path(one["source_path"])
-        if source.suffix != ".py":
+        if source.suffix == ".py":
+            if one["backend"] == "cuda":  # Triton's driver asks it; the interpreter does without
+                with contextlib.suppress(ImportError):  # a worker reports it
+                    importlib.import_module("torch")
+        else:
             with contextlib.suppress(CannotCheckError):  # a worker reports it
                 parse_types(source, one["operation"])
 
