@@ -7,7 +7,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,6 @@ kernel; the value that a read brings is thrown away. Who saw it, every time:
   -  there is no such place, or it was not asked for
 """
 _LETTERS = {"guard": "G", "diff": "D", "checked": "C"}
-_COLUMN = 8
 _MOST_SAID = 20
 _One = TypeVar("_One", Kind, Layer)
 
@@ -83,7 +82,7 @@ def matrix(options: argparse.Namespace) -> int:
             if str(error) not in problems:
                 problems.append(str(error))
         if cells:
-            print(_table(cells), flush=True)
+            print(table(cells, kinds), flush=True)
         if was_interrupted:
             break
     all_cells = [cell for _, one in found for cell in one.values()]
@@ -187,21 +186,24 @@ def _named(what: str, there_are: Sequence[_One], asked_for: Sequence[str] | None
     return [one for one in there_are if one.name in (asked_for or names)]
 
 
-def _table(cells: Matrix) -> str:
+def table(cells: Matrix, kinds: Sequence[Kind]) -> str:
+    """A line a buffer, a column a kind; a letter for each layer, see `_LEGEND`."""
     buffers = list(dict.fromkeys(buffer for buffer, _, _ in cells))
+    widths = [max(len(kind.access), len(kind.where), len(LAYERS)) + 1 for kind in kinds]
     first = max(map(len, buffers)) + 2
-    lines = [
-        " " * first + "".join(f"{getattr(kind, part):<{_COLUMN}}" for kind in KINDS).rstrip()
-        for part in ("access", "where")
-    ]
+
+    def line(name: str, texts: Iterable[str]) -> str:
+        columns = "".join(f"{text:<{width}}" for text, width in zip(texts, widths, strict=True))
+        return f"{name:<{first}}{columns}".rstrip()
+
+    lines = [line("", (kind.access for kind in kinds)), line("", (kind.where for kind in kinds))]
     for buffer in buffers:
-        row = f"{buffer:<{first}}"
-        for kind in KINDS:
-            marks = "".join(_mark(cells.get((buffer, kind, layer.name)), layer.name)
-                            for layer in LAYERS)  # fmt: skip
-            row += f"{marks:<{_COLUMN}}"
-        lines.append(row.rstrip())
+        lines.append(line(buffer, (_marks(cells, buffer, kind) for kind in kinds)))
     return "\n".join(lines) + "\n"
+
+
+def _marks(cells: Matrix, buffer: str, kind: Kind) -> str:
+    return "".join(_mark(cells.get((buffer, kind, layer.name)), layer.name) for layer in LAYERS)
 
 
 def _mark(cell: Cell | None, layer: str) -> str:

@@ -14,10 +14,12 @@ import pytest
 from pagefuzz.harness import injection
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.cli import main
+from pagefuzz.harness.commands.matrix import table
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.injection import (
     KINDS,
     LAYERS,
+    Cell,
     Kind,
     examine,
     in_hole,
@@ -147,6 +149,15 @@ def test_kinds_and_layers_are_named_once() -> None:
     assert len({layer.name for layer in LAYERS}) == len(LAYERS) == 3
 
 
+def test_the_table_fits_80_columns() -> None:
+    """With all kinds, and the longest name that a buffer has."""
+    for name in {buffer.name for one in registry.operations().values() for buffer in one.buffers}:
+        seen = {(name, kind, layer.name): Cell(promised=True) for kind in KINDS for layer in LAYERS}
+        lines = table(seen, KINDS).splitlines()
+        assert max(map(len, lines)) <= 80, name
+        assert lines[2].split() == [name, *["GDC"] * len(KINDS)]
+
+
 TRITON = "cp_gather_indexer_k_quant_cache_hinted"
 
 
@@ -180,6 +191,7 @@ def test_a_part_of_the_matrix_can_be_asked_for(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     buffers = len(registry.operation(OPERATION).buffers)
     assert f"{2 * 2 * buffers} injected accesses in {2 * buffers} cells, 0 cells" in said
+    assert re.search(r"^ +read read\n +past before\nsrc +G-- +G--$", said, re.M)
     assert main([*asked, "--layer", "wall"]) == 2
     assert "unknown layer 'wall'; there is guard, diff, checked" in capsys.readouterr().err
 
