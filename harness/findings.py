@@ -50,6 +50,9 @@ LAYERS = {
     **dict.fromkeys(COMPUTE, "compute-sanitizer"),
 }
 
+#: Judgements of what accesses have done.
+_OF_ACCESSES = ("death", "output", "untouched", "counts", "poison")
+
 _LABEL_WIDTH = 8
 
 
@@ -205,7 +208,20 @@ class Finding:
             replay = f"pagefuzz replay {shlex.quote(str(shown))}{waits}"
             lines.append(f"{'again':<{_LABEL_WIDTH}}{replay}")
             lines.append(f"{'':<{_LABEL_WIDTH}}pytest {shlex.quote(str(test))}")
+            if otherwise := self._names_the_line():
+                lines.append(f"{'where':<{_LABEL_WIDTH}}{replay} {otherwise}")
         return "\n".join(line.rstrip() for line in lines)
+
+    def _names_the_line(self) -> str:
+        """Options of a replay that may name the line of source; "" if the failure does, or none
+        would."""
+        failure = self.failure
+        if "where" in failure.details or failure.judgement not in _OF_ACCESSES:
+            return ""
+        if "checked" not in self.build:
+            return "--build checked"
+        # Only a GPU does not say where; Triton has no checked build there.
+        return "--device host" if self.backend == "cuda" else ""
 
     def _seen(self) -> str:
         """Who saw the case fail, who looked and saw nothing, and who could not look."""

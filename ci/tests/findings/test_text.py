@@ -94,3 +94,28 @@ def test_a_path_is_quoted_for_the_shell(over_read, tmp_path):
     *_, replay, pytest_line = over_read().text(80, path).splitlines()
     assert shlex.split(replay) == ["again", "pagefuzz", "replay", str(path)]
     assert shlex.split(pytest_line) == ["pytest", str(path.with_name("test_x_1.py"))]
+
+
+@pytest.mark.parametrize(
+    ("backend", "build", "option"),
+    [
+        ("host", "release", " --build checked"),
+        ("cuda", "release", " --build checked"),
+        ("cuda", "checked", " --device host"),
+        ("host", "checked", None),
+    ],
+)
+def test_what_has_no_line_says_which_replay_may_name_it(over_read, backend, build, option):
+    """A wrong byte or a lost context does not say who did it; an access with its line does."""
+    failing = over_read(backend=backend, build=build)
+    assert "where   pagefuzz" not in failing.text(80, PATH)
+    (_, wrong_byte), verdict = failing.verdict.failures, failing.verdict
+    assert "where" not in wrong_byte.details
+    nameless = type(verdict)(verdict.outcome, verdict.case_class, (wrong_byte,), checked={})
+    failing = over_read(backend=backend, build=build, verdict=nameless)
+    *_, last = failing.text(80, PATH).splitlines()
+    if option is None:
+        assert last.startswith("        pytest ")
+    else:
+        assert last == f"where   pagefuzz replay {PATH}{option}"
+    assert "--build" not in failing.text(80)
