@@ -24,7 +24,7 @@ from pagefuzz.harness.sanitizers.failures import verdict_of
 from pagefuzz.harness.sanitizers.reports import Report, by_identity
 from pagefuzz.harness.sanitizers.tools import layer_of
 from pagefuzz.harness.sanitizers.watched import Launched
-from pagefuzz.harness.sanitizers.watching import Watched, Watcher, prove
+from pagefuzz.harness.sanitizers.watching import Interrupted, Watched, Watcher, prove
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.observation import Status
@@ -56,7 +56,7 @@ class Opinion:
     turned_down  cases that the launcher turned down
     slowdown   time of a launch under the tool, as a multiple; None if it was not compared, as with
                a kernel at fault, or where each launch had a kernel compiled
-    was_interrupted  by Ctrl-C and the like, on the host: what failed until then is in findings
+    was_interrupted  by Ctrl-C and the like: what failed until then is in findings
     """
 
     unit: Unit
@@ -104,7 +104,7 @@ def opinion(
             found = host.watch(cases, minimise=minimise)
         else:
             found = _UnderATool(tool, unit, checker, keep_going, versions or {}).watch(cases)
-    if not found.launches:
+    if not found.launches and not found.findings:
         reasons = ", ".join(found.not_run) or "no case led to a launch"
         raise CannotCheckError(f"{unit.name}: {tool} watched nothing: {reasons}")
     found.seconds = time.monotonic() - began
@@ -180,8 +180,9 @@ class _UnderATool(_Watching):
         found = self._found
         self._cases = dict(enumerate(cases))
         self._watcher = Watcher(self._tool, self._checker.assignment)
-        seen = self._watcher.watch(self._cases)
-        found.cases, found.launches = len(cases), seen.launches
+        seen = self._seen()
+        found.cases = len(seen.launched) if found.was_interrupted else len(cases)
+        found.launches = seen.launches
         found.layers[layer_of(self._tool)] = seen.launches, seen.watched_bytes
         for one in seen.launched.values():
             found.device = one.device
@@ -195,10 +196,37 @@ class _UnderATool(_Watching):
             if found.findings and not self._keep_going:
                 found.others += 1
             else:
-                self._add(*self._by_itself(identity, reports, seen))
+                self._add(*self._settled(identity, reports, seen))
         if not seen.reports:  # a kernel at fault is not launched where nobody watches
             found.slowdown = self._slowdown(seen)
         return found
+
+    def _seen(self) -> Watched:
+        try:
+            return self._watcher.watch(self._cases)
+        except Interrupted as stopped:
+            if not stopped.watched.reports:
+                raise
+            self._found.was_interrupted = True
+            return stopped.watched
+
+    def _settled(
+        self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
+    ) -> tuple[Case, Verdict, int, int]:
+        """As `_by_itself`, without looking for the case where somebody wants an end."""
+        if not self._found.was_interrupted:
+            try:
+                return self._by_itself(identity, reports, seen)
+            except KeyboardInterrupt:
+                self._found.was_interrupted = True
+        return (*self._as_reported(reports, seen), 0, 0)
+
+    def _as_reported(self, reports: Sequence[Report], seen: Watched) -> tuple[Case, Verdict]:
+        """The case that the output makes it one of."""
+        numbers = [report.case for report in reports if report.case is not None]
+        number = next(iter(numbers), max(seen.launched, default=0))
+        unfinished = Launched(number, self._found.device)
+        return self._judged(number, reports, seen.launched.get(number, unfinished))
 
     def _by_itself(
         self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
@@ -217,9 +245,7 @@ class _UnderATool(_Watching):
                 others = [report for report in alone.reports if report.identity != identity]
                 return (*self._judged(number, [*same, *others], alone.launched[number]), 1, 1)
         # It does not repeat; it was reported all the same.
-        hinted = [report.case for report in reports if report.case in seen.launched]
-        number = hinted[0] if hinted and hinted[0] is not None else max(seen.launched)
-        return (*self._judged(number, reports, seen.launched[number]), 0, tried)
+        return (*self._as_reported(reports, seen), 0, tried)
 
     def _suspects(self, reports: Sequence[Report], seen: Watched) -> Iterator[int]:
         """Numbers of cases, the most suspicious first: a report is printed after its launch has

@@ -63,6 +63,22 @@ class Watched:
         return sum(size for one in watched for _, size in one.buffers.values())
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C and the like, with what the tool had seen until then."""
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__()
+        self.watched = watched
+
+
+class _Stopped(KeyboardInterrupt):
+    """The same, of one process, with what it had printed."""
+
+    def __init__(self, printed: str) -> None:
+        super().__init__()
+        self.printed = printed
+
+
 class Watcher:
     """A tool, or none, and what is launched.
 
@@ -78,41 +94,48 @@ class Watcher:
 
     def watch(self, cases: Mapping[int, Case]) -> Watched:
         """Launches each case once; in more than one process where a launch breaks the device's
-        context. Raises `CannotCheckError`."""
+        context. Raises `CannotCheckError` and `Interrupted`."""
         watched = Watched()
         left = dict(cases)
         while left:
-            launched = self._one_process(left, watched)
-            if not launched:
+            self._one_process(left, watched)
+            ended = left.keys() & watched.launched.keys()
+            if not ended:
                 raise CannotCheckError(f"{self._name} came to the end of no case, without a word")
-            for one in launched:
-                watched.launched[one.case] = one
-                del left[one.case]
+            for number in ended:
+                del left[number]
         return watched
 
     @property
     def _name(self) -> str:
         return self.tool or "the launching process"
 
-    def _one_process(self, cases: Mapping[int, Case], watched: Watched) -> list[Launched]:
-        """The cases that it got through, in order; their reports are added to `watched`."""
+    def _one_process(self, cases: Mapping[int, Case], watched: Watched) -> None:
+        """Adds the cases that it got through, and their reports."""
         job = {number: case.to_json() for number, case in cases.items()}
         with tempfile.TemporaryDirectory(prefix="pagefuzz-") as folder:
             results = Path(folder) / "results.jsonl"
             results.touch()
-            output = run(
-                Job(self.tool, str(results), self._assignment.to_json(), cases=job),
-                Path(folder),
-                self._timeout_s or START_TIMEOUT_S + CASE_TIMEOUT_S * len(cases),
-            )
-            lines = results.read_text(encoding="utf-8").splitlines()
-        launched = [Launched.loads(line) for line in lines]
-        watched.reports += output.reports
-        for one in launched:
-            if one.status is None and not one.not_run and not _blamed(output, one.case):
-                # The device says that the launch broke it, and the tool has no word for it.
-                watched.reports.append(Report((f"the device reports {one.message}",), one.case))
-        return launched
+            try:
+                output = run(
+                    Job(self.tool, str(results), self._assignment.to_json(), cases=job),
+                    Path(folder),
+                    self._timeout_s or START_TIMEOUT_S + CASE_TIMEOUT_S * len(cases),
+                )
+            except _Stopped as stopped:
+                _add(watched, parse(stopped.printed), results)
+                raise Interrupted(watched) from None
+            _add(watched, output, results)
+
+
+def _add(watched: Watched, output: Output, results: Path) -> None:
+    whole, _, _ = results.read_text(encoding="utf-8").rpartition("\n")
+    watched.reports += output.reports
+    for one in map(Launched.loads, whole.splitlines()):
+        watched.launched[one.case] = one
+        if one.status is None and not one.not_run and not _blamed(output, one.case):
+            # The device says that the launch broke it, and the tool has no word for it.
+            watched.reports.append(Report((f"the device reports {one.message}",), one.case))
 
 
 def _blamed(output: Output, case: int) -> bool:
@@ -174,7 +197,8 @@ def run(job: Job, folder: Path, timeout_s: float) -> Output:
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
     """Exit code, None if it had to be ended, and output of a process in a group of its own, which
-    ends with this call. Raises `CannotCheckError` if it does not run, or prints without end."""
+    ends with this call. Raises `CannotCheckError` if it does not run, or prints without end, and
+    `_Stopped`."""
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -188,6 +212,11 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
             )
         except OSError as error:
             raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
+
+        def printed() -> str:
+            output.seek(0)
+            return output.read().decode("utf-8", "replace")
+
         code: int | None = None
         try:
             deadline = time.monotonic() + timeout_s
@@ -199,12 +228,13 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
                         f"{command[0]} and what it watched printed more than "
                         f"{MOST_PRINTED_BYTES / 2**20:,.0f} MiB"
                     )
+        except KeyboardInterrupt:
+            raise _Stopped(printed()) from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        output.seek(0)
-        return code, output.read().decode("utf-8", "replace")
+        return code, printed()
 
 
 def _how(code: int) -> str:

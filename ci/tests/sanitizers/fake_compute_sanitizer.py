@@ -55,11 +55,15 @@ def main() -> int:
         begun = re.fullmatch(r"\[pagefuzz begin (\d+)\]", line)
         if begun and begun[1] in faulty:
             report = REPORT.format(address=address_of(job["results"], int(begun[1])))
-            if way == "late":
+            if way.startswith("late"):
                 late.append(report)
             else:
                 print(report, end="")
-    print(done.stderr, *late, sep="", end="")
+    print(done.stderr, *late, sep="", end="", flush=True)
+    _, waits, flag = way.partition("waits, ")
+    if waits:  # until somebody ends it
+        Path(flag).touch()
+        signal.pause()
     print(f"========= ERROR SUMMARY: {len(faulty)} error{'s' * (len(faulty) != 1)}")
     return done.returncode or (86 if faulty else 0)
 

@@ -206,6 +206,69 @@ def test_an_interrupted_run_is_no_pass(fake_sanitizer, tmp_path, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
+def interrupted_once(flag: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody presses Ctrl-C while a process is waited for, as soon as there is such a file."""
+    inside = subprocess.Popen.wait
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is not None and flag.exists():
+            flag.unlink()
+            raise KeyboardInterrupt
+        return inside(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "late", "case_seed"),
+    [((1, FAULTY_SEED), False, FAULTY_SEED), ((FAULTY_SEED, 2, 3), True, 3)],
+    ids=["at once", "late"],
+)
+def test_reports_before_an_interruption_are_findings(
+    fake_sanitizer, monkeypatch, tmp_path, capsys, seeds, late, case_seed
+):
+    """Of the case that the output makes them one of: nobody waits for another run."""
+    flag = tmp_path / "flag"
+    fake_sanitizer(FAULTY, way=f"{'late, ' if late else ''}waits, {flag}")
+    interrupted_once(flag, monkeypatch)
+    run = second_opinion._Run("memcheck", "host", "release", tmp_path, keep_going=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.watch(UNIT, lambda: cases(*seeds))
+    run.interrupt()
+    assert run.end() == 1
+    assert "not repeated" in " ".join(capsys.readouterr().out.split())
+    (stored,) = (tmp_path / "findings").glob("memcheck-*.json")
+    assert load_finding(stored).case.seed == case_seed
+    assert len((tmp_path / "findings" / "journal.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_interruption_without_reports_is_one(fake_sanitizer, monkeypatch, tmp_path):
+    """Nothing is known of the unit then."""
+    flag = tmp_path / "flag"
+    fake_sanitizer(NOBODY, way=f"waits, {flag}")
+    interrupted_once(flag, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        asked((1, 2))
+
+
+def test_an_interruption_while_the_case_is_looked_for_loses_no_report(fake_sanitizer, monkeypatch):
+    """The run with all cases has told; the first with one case alone is interrupted."""
+    fake_sanitizer(FAULTY)
+    watch = watching.Watcher.watch
+
+    def interrupted(watcher: watching.Watcher, shown: dict[int, Case]) -> watching.Watched:
+        if len(shown) == 1:
+            raise watching.Interrupted(watching.Watched())
+        return watch(watcher, shown)
+
+    monkeypatch.setattr(watching.Watcher, "watch", interrupted)
+    found = asked((1, FAULTY_SEED))
+    assert found.was_interrupted
+    (finding,) = found.findings
+    assert finding.case.seed == FAULTY_SEED
+    assert (finding.repeats, finding.runs) == (0, 0)
+
+
 def test_no_progress_is_no_opinion(monkeypatch):
     """A process that came to the end of no case and said nothing."""
     monkeypatch.setattr(watching, "run", lambda *_: parse("========= ERROR SUMMARY: 0 errors\n"))
