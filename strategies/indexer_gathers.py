@@ -13,7 +13,7 @@ from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.gathers import (
     LEAST_LIMIT_BYTES,
     Gather,
@@ -25,9 +25,6 @@ from pagefuzz.strategies.indexer_corners import STRIDES, row_bytes
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.strides import rounded_up
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: What reaches a boundary of 32-bit arithmetic -> weight; see `gathers.QUANTITIES`.
 QUANTITIES = {
@@ -84,7 +81,6 @@ _JUNK = st.sampled_from(range(17))
 _STRIDE_JUNK = (-1, 0, 3, INT32_MIN, 2**63 - 1, -(2**63), 2**32)
 _SEQ_JUNK = (-7, INT32_MIN, INT32_MAX)
 _KEY_TYPES = (Dtype.E4M3, Dtype.E5M2)
-_CLASSES = class_strategies(CLASSES)
 
 
 @dataclass(frozen=True)
@@ -258,7 +254,7 @@ def indexer_cases(
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(variant, _CLASSES[hostile, refused], limit_bytes)
+    return _cases(variant, classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite

@@ -8,22 +8,17 @@ from functools import cached_property
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies import boundaries
 from pagefuzz.strategies.boundaries import Boundary, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import class_strategies
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
 from pagefuzz.strategies.oddities import absent_arguments, ignored_strides, null_where_empty
 from pagefuzz.strategies.page_pairs import PADDING, PairChoices, pair_choices
 from pagefuzz.strategies.refusals import Argument, Lie
 from pagefuzz.strategies.strides import PACKED_PAGE_STRIDES, element_sizes, rounded_up
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: How pages lie -> weight.
 LAYOUTS = {
@@ -76,12 +71,6 @@ _PAIRS = {
     for hostile in (False, True)
     for one_cache in (False, True)
 }
-_CLASSES = class_strategies(CLASSES)
-
-
-def classes(*, hostile: bool, refused: bool) -> SearchStrategy[str]:
-    """Classes of cases, by their weights; 1 draw. Shrinks towards one in contract."""
-    return _CLASSES[hostile, refused]
 
 
 @dataclass(frozen=True)

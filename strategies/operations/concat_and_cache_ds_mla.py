@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
@@ -29,9 +29,6 @@ from pagefuzz.strategies.writes import (
 )
 
 OPERATION = "concat_and_cache_ds_mla"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -51,7 +48,6 @@ _GROUPS = skewed((40, (1,)), (25, (2, 3)), (35, (4, 4, 4, 5, 8)))
 _ROPE = skewed((50, range(1, 7)), (50, (8, 16, 16, 24, 63, 64, 64, 64, 65, 128)))
 _SCALE_KINDS = weighted({0: 50, 1: 49})
 _ALIGNMENTS = {"kv_c": 2, "k_pe": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -67,7 +63,7 @@ def cases(
     one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite

@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
@@ -30,9 +30,6 @@ from pagefuzz.strategies.writes import (
 
 OPERATION = "concat_and_cache_mla"
 
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
-
 #: Legal but unusual -> weight.
 ODDITIES = {
     "none": 70,
@@ -48,7 +45,6 @@ _STRIDE_JUNK = (-1, 0, 3, -(2**31), 2**63 - 1, -(2**63), 2**32)
 _LATENT = skewed((40, range(1, 10)), (30, range(10, 70)), (30, (64, 128, 256, 512, 512, 513)))
 _ROPE = skewed((50, range(1, 7)), (50, (8, 16, 16, 24, 63, 64, 64, 65)))
 _KV_DTYPES, _INPUT_DTYPES, _SCALES = kv_dtypes(), input_dtypes(), scales()
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -64,7 +60,7 @@ def cases(
     one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite

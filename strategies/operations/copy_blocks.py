@@ -12,12 +12,11 @@ from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.page_copies import (
     PageCopy,
-    classes,
     conflict_lies,
     extent_bytes,
     index_arguments,

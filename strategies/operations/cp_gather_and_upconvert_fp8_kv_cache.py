@@ -25,7 +25,7 @@ from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.boundaries import crossings
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
@@ -40,9 +40,6 @@ from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.scales import bits, scales
 
 OPERATION = "cp_gather_and_upconvert_fp8_kv_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -70,7 +67,6 @@ _CROSSINGS = crossings(
 )
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(16))
-_CLASSES = class_strategies(CLASSES)
 _UNITS, _RECORDS, _SCALES = st.just(4), st.just(RECORD_BYTES), scales()
 
 
@@ -89,7 +85,7 @@ def cases(
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite

@@ -13,7 +13,7 @@ from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
@@ -26,9 +26,6 @@ from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.strides import element_sizes, entry_sizes
 
 OPERATION = "cp_gather_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -49,7 +46,6 @@ _ELEMENT_TYPES = {
     4: (Dtype.U32, Dtype.F32, Dtype.I32),
     8: (Dtype.U64, Dtype.I64),
 }
-_CLASSES = class_strategies(CLASSES)
 _ELEMENT_SIZES, _ENTRY_SIZES = element_sizes(), entry_sizes()
 
 
@@ -71,7 +67,7 @@ def cases(
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite

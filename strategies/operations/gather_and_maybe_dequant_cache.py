@@ -18,7 +18,7 @@ from pagefuzz.oracles.layout import Dtype, Plan
 from pagefuzz.oracles.registry import operation
 from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
@@ -31,9 +31,6 @@ from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.strides import entry_sizes
 
 OPERATION = "gather_and_maybe_dequant_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: What the cache holds -> weight; the value of kv_dtype is the position.
 KV_DTYPES = {"auto": 30, "fp8_e4m3": 40, "fp8_e5m2": 30}
@@ -68,13 +65,12 @@ _SCALES = st.sampled_from(SCALES) | st.integers(-(2**31), 2**31 - 1)
 _ENTRY_SIZES = entry_sizes()
 _OPTIONAL = ("seq_starts", "scale", "counts")
 _CODES = (None, Dtype.E4M3, Dtype.E5M2)
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
     *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> SearchStrategy[Case]:
-    """Cases of gather_and_maybe_dequant_cache, in the shares of `CLASSES` and `KV_DTYPES`.
+    """Cases of gather_and_maybe_dequant_cache, in the shares of `classes.CLASSES` and `KV_DTYPES`.
 
     hostile, refused  whether cases of that class may be drawn; without both, all are in contract
     limit_bytes       bound on the memory of all buffers of a case together
@@ -84,7 +80,7 @@ def cases(
     Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @dataclass(frozen=True)

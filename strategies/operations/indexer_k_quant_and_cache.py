@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
@@ -28,9 +28,6 @@ from pagefuzz.strategies.writes import (
 )
 
 OPERATION = "indexer_k_quant_and_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -53,7 +50,6 @@ _SCALE_KINDS = weighted({0: 50, 1: 49})
 _HEADS = skewed((50, range(16, 129, 16)), (35, (128, 128, 192, 256)), (15, range(16, 1025, 16)))
 _BLOCKS = skewed((52, (0,)), (48, range(1, 40)))
 _ALIGNMENTS = {"k": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -69,7 +65,7 @@ def cases(
     slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite

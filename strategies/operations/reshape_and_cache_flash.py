@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.placements import placements
@@ -22,9 +22,6 @@ from pagefuzz.strategies.write_corners import flash_corners
 from pagefuzz.strategies.writes import Write, index_arguments, reach, row_lies, write_choices
 
 OPERATION = "reshape_and_cache_flash"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Layout of keys, of values -> weight. `interleaved`: values behind the keys of each page.
 KEY_LAYOUTS = {"tokens first": 50, "heads first": 30, "padded heads": 20}
@@ -46,7 +43,6 @@ _HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32)))
 _HEAD_ELEMENTS = skewed((40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256)))
 _PER_HEAD = weighted({False: 65, True: 35})
 _KV_DTYPES, _INPUT_DTYPES = kv_dtypes(), input_dtypes()
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -62,7 +58,7 @@ def cases(
     page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @dataclass(frozen=True)
