@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.strategies import boundaries
+from pagefuzz.strategies import boundaries, oddities
 from pagefuzz.strategies.boundaries import Boundary, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
-from pagefuzz.strategies.oddities import absent_arguments, ignored_strides, null_where_empty
 from pagefuzz.strategies.page_pairs import PADDING, PairChoices, pair_choices
-from pagefuzz.strategies.refusals import Argument, Lie
+from pagefuzz.strategies.refusals import Argument, Lie, Surface
 from pagefuzz.strategies.strides import PACKED_PAGE_STRIDES, element_sizes, rounded_up
 
 #: How pages lie -> weight.
@@ -279,39 +278,25 @@ def listed(pairs: Sequence[tuple[int, int]]) -> Values:
 
 # ---- oddities ------------------------------------------------------------------------------------
 
-Strides = Mapping[str, tuple[str, int]]
-
 
 @st.composite
-def oddly(
-    draw: st.DrawFn,
-    case: Case,
-    strides: Strides,
-    required_bytes: Mapping[str, int],
-    payload: Sequence[str],
-    optional: Sequence[str],
-) -> Case:
-    """The case with something unusual about it that changes nothing, in 1 or 2 draws."""
-    few_pages = any(case.sizes[n] <= 1 for n, _ in strides.values() if n.endswith("num_pages"))
+def oddly(draw: st.DrawFn, surface: Surface, payload: Sequence[str]) -> Case:
+    """The surface's case with something unusual about it that changes nothing, in 1 or 2 draws."""
+    sizes = surface.case.sizes
+    counts = [size for size, _ in surface.strides.values() if size.endswith("num_pages")]
+    few_pages = any(sizes[size] <= 1 for size in counts)
     oddity = draw(_FEW_PAGES_ODDITIES if few_pages else _ODDITIES)
-    if oddity == "none":
-        return case
-    junk = draw(_JUNK)
-    event(f"oddity: {oddity}")
-    if oddity == "ignored strides":
-        return ignored_strides(case, strides, junk)
+    case = oddities.oddly(surface, oddity, draw(_JUNK) if oddity != "none" else 0)
     if oddity == "element type":
-        other = int(_OTHER_DTYPES[case.sizes["element_bytes"]])
-        return replace(case, overrides={f"{name}.dtype": other for name in payload})
-    if oddity == "null where empty":
-        return null_where_empty(case, required_bytes)
-    return absent_arguments(case, optional, junk)
+        other = int(_OTHER_DTYPES[sizes["element_bytes"]])
+        case = replace(case, overrides={f"{name}.dtype": other for name in payload})
+    return case
 
 
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def strides_of(case: Case, strides: Mapping[str, str]) -> Strides:
+def strides_of(case: Case, strides: Mapping[str, str]) -> dict[str, tuple[str, int]]:
     """Stride -> (size that must exceed 1 for it to count, alignment in bytes)."""
     return {name: (size, case.sizes["element_bytes"]) for name, size in strides.items()}
 
