@@ -30,6 +30,7 @@ from pagefuzz.strategies.gathers import (
 )
 from pagefuzz.strategies.hostility import IndexValues
 from pagefuzz.strategies.indexer_corners import STRIDES, row_bytes
+from pagefuzz.strategies.indexer_pages import LAYOUTS, quant_block, wrong_pages
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Lie, Surface, lies
@@ -78,7 +79,6 @@ _LEAST_ROW_STRIDE = 1024
 #: head_dim 16, one scale: the least that a token takes.
 _LEAST_TOKEN_BYTES = 20
 
-_LAYOUTS = weighted({0: 50, 1: 51})
 _LEADERS = weighted({"dst_k": 50, "dst_scale": 52})
 _HEADS = skewed((50, range(16, 129, 16)), (30, (128, 128, 192, 256)), (20, range(16, 1025, 16)))
 _BLOCKS = skewed((50, (0,)), (50, range(1, 40)))
@@ -114,7 +114,7 @@ class _Shape:
 @st.composite
 def _shapes(draw: st.DrawFn) -> _Shape:
     shape = _Shape(
-        draw(_LAYOUTS),
+        draw(LAYOUTS),
         draw(_BLOCKS),
         draw(_LEADERS),
         draw(_KEY_PADDINGS),
@@ -160,8 +160,7 @@ class IndexerGather(Gather):
             self._set_head(max(16, (_PAGE_BYTES // size - 4) // 16 * 16), 0)
 
     def _set_head(self, head: int, block: int) -> None:
-        blocks = [size for size in range(head, 0, -1) if head % size == 0]
-        self.head_dim, self.quant_block = head, blocks[block % len(blocks)]
+        self.head_dim, self.quant_block = head, quant_block(head, block)
         self.groups = head // self.quant_block
         self.entry_bytes = head + 4 * self.groups
 
@@ -356,17 +355,11 @@ def surface(case: Case) -> Surface:
 
 
 def _own_lies(sizes: Mapping[str, int], rows: Mapping[str, int]) -> Mapping[str, list[Lie]]:
-    head, tokens = sizes["head_dim"], max(sizes["num_tokens"], 1)
+    tokens = max(sizes["num_tokens"], 1)
     page = sizes["page_size_tokens"] * sum(rows.values())
     pages = max(sizes["num_pages"], 2)
     told: dict[str, list[dict[str, int]]] = {
-        "head_dim": [{"head_dim": v} for v in (head + 8, 0, -16, 1040, 2**32 + 16)],
-        "quant_block": [{"quant_block": v} for v in (2 * head, 0, -1, 2**32 + 1)],
-        "page_layout": [{"page_layout": v} for v in (2, -1, 2**32)],
-        "page_size_tokens": [
-            *({"page_size_tokens": v} for v in (0, 4097, -1, 2**31, 2**32 + 1)),
-            *({"page_layout": 1, "page_size_tokens": v} for v in (1, 24, 4095)),
-        ],
+        **wrong_pages(sizes["head_dim"]),
         "dst_rows": [
             {f"{name}_rows": fewer, "num_tokens": tokens}
             for name in rows

@@ -16,7 +16,7 @@ from pagefuzz.strategies.boundaries import Boundary, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
 from pagefuzz.strategies.page_pairs import PADDING, PairChoices, pair_choices
-from pagefuzz.strategies.refusals import Argument, Lie, Surface
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, wrong_size
 from pagefuzz.strategies.strides import PACKED_PAGE_STRIDES, element_sizes, rounded_up
 
 #: How pages lie -> weight.
@@ -336,10 +336,8 @@ def size_lies(case: Case) -> dict[str, list[Lie]]:
     unit = case.sizes["element_bytes"]
     pages = [0, -1, 2**31, 2**32 + unit] + ([case.sizes["page_bytes"] + 1] if unit > 1 else [])
     return {
-        "element_bytes": [
-            Lie("element_bytes", {"element_bytes": v}) for v in (0, 3, 16, -1, 2**32)
-        ],
-        "page_bytes": [Lie("page_bytes", {"page_bytes": value}) for value in pages],
+        "element_bytes": wrong_size("element_bytes", 0, 3, 16, -1, 2**32),
+        "page_bytes": wrong_size("page_bytes", *pages),
     }
 
 
