@@ -268,14 +268,11 @@ def indexer_cases(
     """Cases of a variant: three in five in contract (a quarter of them at overflow scale), one in
     four hostile, the others refused; about 35 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one request of one row in a flat pool of one page of one slot of 16 keys and a
     scale, dense, without optional arguments. A case loses, in this order, its class, its layout and
     what is odd about head and rows, then what every gather loses.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(variant, classes(hostile=hostile, refused=refused), limit_bytes)

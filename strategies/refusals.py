@@ -82,6 +82,12 @@ def wrong_size(name: str, *values: int) -> list[Lie]:
     return [Lie(name, {name: value}) for value in values]
 
 
+def wrong_stride(case: Case, reason: str, name: str, size: str, *values: int) -> list[Lie]:
+    """Values that a stride may not have where it counts: with a size of 2 or more."""
+    least = max(case.sizes[size], 2)
+    return [Lie(reason, {name: value, size: least}) for value in values]
+
+
 @dataclass(frozen=True)
 class Surface:
     """What of a case can be lied about.

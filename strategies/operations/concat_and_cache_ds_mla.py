@@ -18,7 +18,7 @@ from pagefuzz.strategies.latent_writes import LatentWrite
 from pagefuzz.strategies.oddities import drawn, oddly
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import SCALE_KINDS, scale_kind_lies
-from pagefuzz.strategies.refusals import Lie, Surface, lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_stride
 from pagefuzz.strategies.strides import rounded_up
 from pagefuzz.strategies.write_corners import ds_mla_corners
 from pagefuzz.strategies.writes import Write, row_lies, write_choices
@@ -50,11 +50,10 @@ def cases(
     """Cases of concat_and_cache_ds_mla: three in five in contract (a quarter of them at overflow
     scale), one in four hostile, the others refused; about 23 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one token of 128 latent values and one rope value, plain scales, in a pool of
-    one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    one page of one slot.
+
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
@@ -99,7 +98,7 @@ def required_bytes(case: Case) -> dict[str, int]:
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
     sizes = case.sizes
-    record = rounded_up(_record(sizes["kv_c_elements"], sizes["k_pe_elements"]), _UNIT)
+    less = rounded_up(_record(sizes["kv_c_elements"], sizes["k_pe_elements"]), _UNIT) - _UNIT
     own = {
         "scale_kind": scale_kind_lies(),
         "elements": [
@@ -109,12 +108,8 @@ def surface(case: Case) -> Surface:
         ],
         "input_rows": row_lies(case, "kv_c_rows", "k_pe_rows"),
         "not_nested": [
-            Lie("not_nested", {name: stride, size: max(sizes[size], 2)})
-            for name, size in (
-                ("slot_stride_bytes", "page_size_tokens"),
-                ("page_stride_bytes", "num_pages"),
-            )
-            for stride in (record - _UNIT, 0)
+            *wrong_stride(case, "not_nested", "slot_stride_bytes", "page_size_tokens", less, 0),
+            *wrong_stride(case, "not_nested", "page_stride_bytes", "num_pages", less, 0),
         ],
     }
     return _WRITE.surface(case, required_bytes(case), int(Dtype.BF16), int(Dtype.U8), own)

@@ -28,7 +28,7 @@ from pagefuzz.strategies.quantising import (
     type_lies,
     units,
 )
-from pagefuzz.strategies.refusals import Lie, Surface, lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_stride
 from pagefuzz.strategies.write_corners import mla_corners
 from pagefuzz.strategies.writes import Write, row_lies, write_choices
 
@@ -56,11 +56,10 @@ def cases(
     """Cases of concat_and_cache_mla: three in five in contract (a quarter of them at overflow
     scale), one in four hostile, the others refused; about 25 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one token of one latent and one rope element, F32 stored as it is, in a pool of
-    one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    one page of one slot.
+
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
@@ -195,7 +194,7 @@ def _entry_bytes(case: Case) -> int:
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
     sizes, (unit, stored) = case.sizes, units(case)
-    size, pages = max(sizes["page_size_tokens"], 2), max(sizes["num_pages"], 2)
+    less = _entry_bytes(case) - stored
     own = {
         **type_lies(),
         "elements": [
@@ -206,11 +205,8 @@ def surface(case: Case) -> Surface:
         "input_rows": row_lies(case, "kv_c_rows", "k_pe_rows"),
         "null_scale": null_scale_lies(case, "scale"),
         "not_nested": [
-            *(
-                Lie("not_nested", {"slot_stride_bytes": stride, "page_size_tokens": size})
-                for stride in (_entry_bytes(case) - stored, 0)
-            ),
-            Lie("not_nested", {"page_stride_bytes": 0, "num_pages": pages}),
+            *wrong_stride(case, "not_nested", "slot_stride_bytes", "page_size_tokens", less, 0),
+            *wrong_stride(case, "not_nested", "page_stride_bytes", "num_pages", 0),
         ],
     }
     of = LatentWrite(unit, stored, has_scale=True)

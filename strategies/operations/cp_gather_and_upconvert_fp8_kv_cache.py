@@ -37,7 +37,7 @@ from pagefuzz.strategies.gathers import (
 )
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Lie, Surface, lies
+from pagefuzz.strategies.refusals import Surface, lies, wrong_stride
 from pagefuzz.strategies.scales import bits, scales
 
 OPERATION = "cp_gather_and_upconvert_fp8_kv_cache"
@@ -69,13 +69,10 @@ def cases(
     """Cases of this operation: three in five in contract (a quarter of them at overflow scale), one
     in four hostile, the others refused; about 30 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one request of one row in a pool of one page of one record with any scales, and
     on the way there as the cases of cp_gather_cache do.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
@@ -177,13 +174,10 @@ def required_bytes(case: Case) -> dict[str, int]:
 
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
+    less = RECORD_BYTES - 4
     record_stride = [
-        Lie("record_stride", {name: stride, size: max(case.sizes[size], 2)})
-        for name, size in (
-            ("slot_stride_bytes", "page_size_tokens"),
-            ("page_stride_bytes", "num_pages"),
-        )
-        for stride in (RECORD_BYTES - 4, 0)
+        *wrong_stride(case, "record_stride", "slot_stride_bytes", "page_size_tokens", less, 0),
+        *wrong_stride(case, "record_stride", "page_stride_bytes", "num_pages", less, 0),
     ]
     types = {"src": (Dtype.U8, 3), "dst": (Dtype.BF16, 2)}
     own = {"record_stride": record_stride}

@@ -50,16 +50,13 @@ def cases(
     """Cases of cp_gather_cache: three in five in contract (a quarter of them at overflow scale),
     one in four hostile, the others refused; about 30 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one request of one row in a pool of one page of one 1-byte slot: an identity
     table of one column, no seq_starts, no counts, everything dense, seed 0, no placement. A case
     loses, in this order, its class, its scale, page size, element and entry, requests, their
     lengths, sequence starts and strides; what lies past a boundary shrinks to the first index that
     reaches it.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)

@@ -67,12 +67,9 @@ def cases(
 ) -> SearchStrategy[Case]:
     """Cases of gather_and_maybe_dequant_cache, in the shares of `classes.CLASSES` and `KV_DTYPES`.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks as the cases of cp_gather_cache do, towards a copy of bf16; with fp8 towards scale 1.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)

@@ -68,11 +68,10 @@ def cases(
     """Cases of reshape_and_cache_flash: three in five in contract (a quarter of them at overflow
     scale), one in four hostile, the others refused; about 30 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one token of one head of one element, F32 stored as it is, in a pool of one
-    page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    page of one slot.
+
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
