@@ -39,6 +39,7 @@ from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Surface, lies, wrong_stride
 from pagefuzz.strategies.scales import bits, scales
+from pagefuzz.strategies.told import Told, corners_of, refused_for
 
 OPERATION = "cp_gather_and_upconvert_fp8_kv_cache"
 
@@ -274,9 +275,7 @@ CORNERS: Corners = {
         for name, holds in GATHER_CORNERS.items()
         if name not in _IMPOSSIBLE and name.split(":")[0] not in _IMPOSSIBLE
     },
-    "refused: record_stride": lambda _, expectation: any(
-        refusal.reason == "record_stride" for refusal in expectation.refusals
-    ),
+    **corners_of(Told, refused_for("record_stride")),
     "base: src at 4 past 8": _placed("src", 8, 4),
     "base: dst at 2 past 4": _placed("dst", 4, 2),
     "records: padded to no multiple of 8": _records(

@@ -25,6 +25,7 @@ from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_size
 from pagefuzz.strategies.strides import entry_sizes
+from pagefuzz.strategies.told import Told, corners_of, refused_for
 
 OPERATION = "gather_and_maybe_dequant_cache"
 
@@ -254,10 +255,6 @@ def _past(buffer: str, boundary: int) -> _Corner:
     return holds
 
 
-def _refused(reason: str) -> _Corner:
-    return lambda plan, expectation: any(r.reason == reason for r in expectation.refusals)
-
-
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 
 #: Name -> whether a case is in that corner.
@@ -302,9 +299,6 @@ CORNERS: Corners = MappingProxyType(
             for buffer in ("src", "dst")
             for power in (31, 32)
         },
-        **{
-            f"refused: {reason}": _refused(reason)
-            for reason in ("entry_elements", "kv_dtype", "dst_dtype", "null_scale")
-        },
+        **corners_of(Told, refused_for("entry_elements", "kv_dtype", "dst_dtype", "null_scale")),
     }
 )
