@@ -25,6 +25,7 @@ VECTOR_TYPES = MappingProxyType(
 OPTIONAL = ("seq_starts", "scale", "counts")
 #: Sizes in 0..2^31-1.
 COUNTS = ("num_requests", "num_tokens", "num_pages", "table_width")
+#: What makes the table's row stride part of an extent; see `Surface`.
 TABLE_EXTENT = ("num_requests", "table_width")
 
 _NONE: Mapping[str, Values] = MappingProxyType({})
@@ -39,7 +40,12 @@ def gather_case(
     hints: Mapping[str, Values] = _NONE,
     scale: Mapping[str, Values] = _NONE,
 ) -> Case:
-    """sizes: those that not every gather has. hints, scale: values that only some have."""
+    """What was fitted, as a case.
+
+    sizes         those that not every gather has
+    placed        placements; those of absent buffers are left out
+    hints, scale  values that only some gathers have
+    """
     index, choices = gather.index, gather.choices
     values = {"block_table": gather.table, **hints, "starts": Values.literal(*index.starts)}
     if index.seq_starts is not None:
@@ -139,7 +145,7 @@ class Entries:
         row_factor: int = 1,
         scale: Mapping[str, Values] = _NONE,
     ) -> Case:
-        """row_factor: by what the gather's row stride is multiplied."""
+        """As `gather_case`. row_factor: by what the gather's row stride is multiplied."""
         entries = {
             "slot_stride_bytes": gather.slot_stride_bytes,
             "dst_rows": gather.dst_rows,

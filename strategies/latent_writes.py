@@ -13,7 +13,9 @@ from pagefuzz.strategies.writes import COUNTS, Write, index_arguments, input_byt
 
 @dataclass(frozen=True)
 class LatentWrite:
-    """unit, stored  what bases and strides of inputs and of the cache are multiples of, bytes
+    """Sizes and arguments of such a write.
+
+    unit, stored  what bases and strides of inputs and of the cache are multiples of, bytes
     has_scale     whether there is a scale, or room for one
     """
 

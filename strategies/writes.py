@@ -250,7 +250,11 @@ class Write:
         placed: Mapping[str, Placement],
         scales: Mapping[str, Values] = _NO_SCALES,
     ) -> Case:
-        """sizes: all but num_tokens."""
+        """What was fitted, as a case.
+
+        sizes   all but num_tokens
+        placed  placements; those of absent buffers are left out
+        """
         values = {"slot_mapping": Values.literal(*self.slots), **scales}
         if self.choices.counters is not None:
             values["counts"] = Values.literal(*self.choices.counters)
