@@ -17,7 +17,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.build import BuildSpec, cache_folder, compiler
@@ -26,7 +26,7 @@ from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Assignment, FixedBytes, Injection
-from pagefuzz.harness.workers.client import worker_for
+from pagefuzz.harness.workers.client import Worker, worker_for
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import judging, registry
 from pagefuzz.oracles.case import Case
@@ -34,12 +34,44 @@ from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.observation import Death, Observation
 from pagefuzz.oracles.verdict import Verdict
 
+if TYPE_CHECKING:
+    from pagefuzz.harness.workers.inside import InsideWorker
+
 #: Seconds after which a launch that has not come back is taken for a hang. A case takes
 #: milliseconds; the largest that the arenas accept, a few seconds.
 TIMEOUT_S = 60.0
 
 
-class Checker:
+class OwnsWorker:
+    """What launches through one worker, and ends it. A context manager."""
+
+    _worker: Worker | InsideWorker
+
+    @property
+    def device(self) -> str:
+        return self._worker.device
+
+    @property
+    def deaths(self) -> int:
+        return self._worker.deaths
+
+    def close(self) -> None:
+        """Ends the worker. The fork server stays for other checkers until this process exits."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Checker(OwnsWorker):
     """One subject on one backend, in a worker process of its own. A context manager.
 
         with Checker("cp_gather_cache", "bundled:page") as checker:
@@ -116,14 +148,6 @@ class Checker:
         return self._assignment
 
     @property
-    def device(self) -> str:
-        return self._worker.device
-
-    @property
-    def deaths(self) -> int:
-        return self._worker.deaths
-
-    @property
     def worker_pid(self) -> int | None:
         """Of the process that launches; None before the first case, after a death, and where
         launches are not isolated."""
@@ -171,21 +195,6 @@ class Checker:
         return judging.judge(
             Run(self._operation, plan, expectation, observation, contained=contained)
         )
-
-    def close(self) -> None:
-        """Ends the worker. The fork server stays for other checkers until this process exits."""
-        self._worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.build import BuildSpec, cache_folder
-from pagefuzz.harness.check import TIMEOUT_S, assignment_of
+from pagefuzz.harness.check import TIMEOUT_S, OwnsWorker, assignment_of
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import Arena, DoesNotFitError
@@ -237,7 +236,7 @@ def _of_death(death: Death, pair: str) -> Failure:
     return Failure(NAME, title, ("death", death.how, access.buffer), details)
 
 
-class RoundTripChecker:
+class RoundTripChecker(OwnsWorker):
     """A writer and a reader on one backend, in a worker process. A context manager.
 
         with RoundTripChecker("concat_and_cache_mla/cp_gather_cache") as checker:
@@ -302,14 +301,6 @@ class RoundTripChecker:
         """Names of the detection layers in force."""
         return self._assignment.layers
 
-    @property
-    def device(self) -> str:
-        return self._worker.device
-
-    @property
-    def deaths(self) -> int:
-        return self._worker.deaths
-
     def check(self, trip: RoundTrip) -> Verdict:
         """Launches a trip twice and judges what was seen.
 
@@ -322,18 +313,3 @@ class RoundTripChecker:
         case_class = lay_out(trip).expectation.case_class
         failure = _of_death(answer, self.pair)
         return Verdict(Outcome.FAILED, case_class, (failure,), {NAME: 0}, launches=1)
-
-    def close(self) -> None:
-        """Ends the worker."""
-        self._worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

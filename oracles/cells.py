@@ -29,6 +29,11 @@ class Rows:
     row_bytes: int
     element_bytes: int
 
+    @classmethod
+    def named(cls, name: str, row_bytes: int, element_bytes: int) -> Rows:
+        """Of NAME_rows rows, NAME_row_stride_bytes apart."""
+        return cls(name, f"{name}_rows", f"{name}_row_stride_bytes", row_bytes, element_bytes)
+
     def stride_bytes(self, sizes: Mapping[str, int]) -> int:
         """0 where it is ignored."""
         return sizes[self.stride] if sizes[self.rows] > 1 else 0

@@ -21,6 +21,7 @@ from pagefuzz.oracles.refusals import (
     check_overlaps,
     check_pointer,
     check_rank,
+    check_rows,
     check_stride_alignment,
 )
 from pagefuzz.oracles.rows import Int64s
@@ -117,7 +118,7 @@ class IndexerGather(TracedGather):
     def payload_refusals(self, found: Found, plan: Plan) -> None:
         arguments, buffers = plan.arguments, plan.buffers
         head, block = arguments["head_dim"], arguments["quant_block"]
-        tokens, size = arguments["num_tokens"], arguments["page_size_tokens"]
+        size = arguments["page_size_tokens"]
         whole = head % 16 == 0 and 16 <= head <= MAX_HEAD_DIM
         if not whole:
             text = f"head_dim={head} must be a multiple of 16 in 16..{MAX_HEAD_DIM}"
@@ -127,10 +128,7 @@ class IndexerGather(TracedGather):
         if arguments["page_layout"] == TILED16 and size % TILE:
             text = f"page_size_tokens={size} must be a multiple of 16 in page_layout 1"
             found.append(Refusal("page_size_tokens", text))
-        for name in ("dst_k_rows", "dst_scale_rows"):
-            if tokens > arguments[name]:
-                text = f"num_tokens={tokens} is more than {name}={arguments[name]}"
-                found.append(Refusal("dst_rows", text))
+        check_rows(found, arguments, "dst_k_rows", "dst_scale_rows")
         types = {"src": ((Dtype.U8,), 3), "dst_k": (_KEY_DTYPES, 2), "dst_scale": ((Dtype.F32,), 2)}
         for name, (dtypes, rank) in types.items():
             check_dtype(found, buffers[name], dtypes)

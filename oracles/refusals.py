@@ -41,6 +41,15 @@ def check_rank(found: Found, buffer: PlannedBuffer, rank: int) -> None:
         )
 
 
+def check_rows(found: Found, sizes: Mapping[str, int], *counts: str) -> None:
+    """Destinations, each with its number of rows, have room for num_tokens."""
+    tokens = sizes["num_tokens"]
+    for name in counts:
+        if tokens > sizes[name]:
+            text = f"num_tokens={tokens} is more than {name}={sizes[name]}"
+            found.append(Refusal("dst_rows", text))
+
+
 def check_ranges(
     found: Found, arguments: Mapping[str, int], legal: Mapping[str, tuple[str, range]]
 ) -> bool:

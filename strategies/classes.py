@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
 
+#: Weight of each class.
+CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
-def class_strategies(
-    weights: Mapping[str, int],
-) -> Mapping[tuple[bool, bool], SearchStrategy[str]]:
-    """(hostile, refused) -> a class by its weight, those two only where they are asked for."""
-    return {
-        (hostile, refused): weighted(
-            {
-                name: weight
-                for name, weight in weights.items()
-                if (hostile or name != "hostile") and (refused or name != "refused")
-            }
-        )
-        for hostile in (False, True)
-        for refused in (False, True)
-    }
+
+def classes(*, hostile: bool, refused: bool) -> SearchStrategy[str]:
+    """A class by its weight, those two only where they are asked for; 1 draw. Shrinks towards "in
+    contract"."""
+    return _CLASSES[hostile, refused]
+
+
+_CLASSES = {
+    (hostile, refused): weighted(
+        {
+            name: weight
+            for name, weight in CLASSES.items()
+            if (hostile or name != "hostile") and (refused or name != "refused")
+        }
+    )
+    for hostile in (False, True)
+    for refused in (False, True)
+}
 
 
 def check_limit(limit_bytes: int) -> None:

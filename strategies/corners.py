@@ -17,24 +17,12 @@ from pagefuzz.oracles.rows import Int64s
 from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN, LIMITS
 from pagefuzz.strategies.facts import Facts
 from pagefuzz.strategies.refusals import REASONS
+from pagefuzz.strategies.told import corners_of, refused_for
 
 Corners: TypeAlias = Mapping[str, Callable[[Plan, Expectation], bool]]
 
 
 Predicate: TypeAlias = Callable[[Facts], bool]
-_memo: list[tuple[Plan, Facts]] = []
-
-
-def _facts(plan: Plan, expectation: Expectation) -> Facts:
-    """The facts of the plan last asked about are kept: corners are asked one after another."""
-    if not _memo or _memo[0][0] is not plan:
-        _memo[:] = [(plan, Facts(plan, expectation))]
-    return _memo[0][1]
-
-
-def _corner(predicate: Predicate) -> Callable[[Plan, Expectation], bool]:
-    return lambda plan, expectation: bool(predicate(_facts(plan, expectation)))
-
 
 # ---- batches, tables, sequences, rows ------------------------------------------------------------
 
@@ -477,10 +465,6 @@ HOSTILE: Mapping[str, Predicate] = {
 }
 
 
-def _refusal(reason: str) -> Predicate:
-    return lambda f: any(refusal.reason == reason for refusal in f.expectation.refusals)
-
-
 def _guarded(corners: Mapping[str, Predicate]) -> dict[str, Predicate]:
     """Situations of a launch: a refused case is in none of them."""
 
@@ -493,7 +477,7 @@ def _guarded(corners: Mapping[str, Predicate]) -> dict[str, Predicate]:
 def gather_corners(situations: Mapping[str, Predicate], reasons: Sequence[str]) -> Corners:
     """Corners of an operation: situations of a launch, every reason for a refusal, the classes."""
     refused: dict[str, Predicate] = {
-        **{f"refused: {reason}": _refusal(reason) for reason in reasons},
+        **refused_for(*reasons),
         "refused: nothing to do": lambda f: (
             f.refused and (f.case.sizes["num_requests"] == 0 or f.case.sizes["num_tokens"] == 0)
         ),
@@ -504,10 +488,7 @@ def gather_corners(situations: Mapping[str, Predicate], reasons: Sequence[str]) 
         "class: hostile": lambda f: f.hostile,
         "class: refused": lambda f: f.refused,
     }
-    return {
-        name: _corner(predicate)
-        for name, predicate in {**_guarded(situations), **refused, **classes}.items()
-    }
+    return corners_of(Facts, {**_guarded(situations), **refused, **classes})
 
 
 #: Corners of a gather of entries to one destination.

@@ -14,21 +14,18 @@ from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.rows import Int64s, RowMap
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.rows import Span, spans
+from pagefuzz.strategies.told import Told
 
 
-class Facts:
+class Facts(Told):
     """What corners look at, each computed when first asked for.
 
     `row`, `page_id` and `slot` are int64 [n] over rows whose mapping is valid.
     """
 
     def __init__(self, plan: Plan, expectation: Expectation) -> None:
-        self.plan = plan
-        self.expectation = expectation
+        super().__init__(plan, expectation)
         self.case = plan.case
-        self.sizes = plan.arguments
-        self.refused = expectation.case_class is CaseClass.REFUSED
-        self.hostile = expectation.case_class is CaseClass.HOSTILE
         self.sound = expectation.case_class is CaseClass.IN_CONTRACT
 
     @property

@@ -328,6 +328,12 @@ class Gather:
             seq_starts=self.seq_starts,
         )
 
+    def leave_one_row(self) -> None:
+        """One row at most, at ordinary scale."""
+        if not self.quantity:
+            self.index.num_tokens = min(self.index.num_tokens, 1)
+            self.dst_rows = self.index.num_tokens
+
     def _stride_at_boundary(self, index: int, alignment_bytes: int) -> int:
         """The stride that puts `index` just past the boundary, or just below it."""
         stride = self.boundary.stride_bytes(index, alignment_bytes)

@@ -9,11 +9,19 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.strategies.boundaries import INT32_MAX, INT32_MIN, Crossing
+from pagefuzz.strategies.boundaries import Crossing
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
+from pagefuzz.strategies.gather_cases import (
+    COUNTS,
+    TABLE_EXTENT,
+    alignments,
+    arguments,
+    gather_case,
+    vector_bytes,
+)
 from pagefuzz.strategies.gathers import (
     LEAST_LIMIT_BYTES,
     Gather,
@@ -22,12 +30,11 @@ from pagefuzz.strategies.gathers import (
 )
 from pagefuzz.strategies.hostility import IndexValues
 from pagefuzz.strategies.indexer_corners import STRIDES, row_bytes
+from pagefuzz.strategies.indexer_pages import LAYOUTS, quant_block, wrong_pages
+from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies
 from pagefuzz.strategies.strides import rounded_up
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: What reaches a boundary of 32-bit arithmetic -> weight; see `gathers.QUANTITIES`.
 QUANTITIES = {
@@ -72,7 +79,6 @@ _LEAST_ROW_STRIDE = 1024
 #: head_dim 16, one scale: the least that a token takes.
 _LEAST_TOKEN_BYTES = 20
 
-_LAYOUTS = weighted({0: 50, 1: 51})
 _LEADERS = weighted({"dst_k": 50, "dst_scale": 52})
 _HEADS = skewed((50, range(16, 129, 16)), (30, (128, 128, 192, 256)), (20, range(16, 1025, 16)))
 _BLOCKS = skewed((50, (0,)), (50, range(1, 40)))
@@ -81,10 +87,8 @@ _SCALE_PADDINGS = skewed((60, (0,)), (40, range(1, 20)))
 _SPARE_ROWS = skewed((70, (0,)), (30, range(1, 12)))
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
-_STRIDE_JUNK = (-1, 0, 3, INT32_MIN, 2**63 - 1, -(2**63), 2**32)
-_SEQ_JUNK = (-7, INT32_MIN, INT32_MAX)
 _KEY_TYPES = (Dtype.E4M3, Dtype.E5M2)
-_CLASSES = class_strategies(CLASSES)
+_ALIGNMENTS = alignments({"src": 4, "dst_k": 1, "dst_scale": 4})
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class _Shape:
 @st.composite
 def _shapes(draw: st.DrawFn) -> _Shape:
     shape = _Shape(
-        draw(_LAYOUTS),
+        draw(LAYOUTS),
         draw(_BLOCKS),
         draw(_LEADERS),
         draw(_KEY_PADDINGS),
@@ -156,8 +160,7 @@ class IndexerGather(Gather):
             self._set_head(max(16, (_PAGE_BYTES // size - 4) // 16 * 16), 0)
 
     def _set_head(self, head: int, block: int) -> None:
-        blocks = [size for size in range(head, 0, -1) if head % size == 0]
-        self.head_dim, self.quant_block = head, blocks[block % len(blocks)]
+        self.head_dim, self.quant_block = head, quant_block(head, block)
         self.groups = head // self.quant_block
         self.entry_bytes = head + 4 * self.groups
 
@@ -181,6 +184,23 @@ class IndexerGather(Gather):
         self.row_strides = {"dst_k": keys, "dst_scale": scales, shape.leader: lead}
         other = self.index.num_tokens + (0 if self.quantity else shape.spare_rows)
         self.rows = {"dst_k": other, "dst_scale": other, shape.leader: self.dst_rows}
+
+    def leave_one_row(self) -> None:
+        super().leave_one_row()
+        if not self.quantity:
+            self.rows = dict.fromkeys(self.rows, self.index.num_tokens)
+
+    def own_sizes(self) -> dict[str, int]:
+        """Sizes that no other gather has."""
+        return {
+            "dst_k_rows": self.rows["dst_k"],
+            "dst_k_row_stride_bytes": self.row_strides["dst_k"],
+            "dst_scale_rows": self.rows["dst_scale"],
+            "dst_scale_row_stride_bytes": self.row_strides["dst_scale"],
+            "head_dim": self.head_dim,
+            "quant_block": self.quant_block,
+            "page_layout": self.layout,
+        }
 
     def _fit_pages(self) -> None:
         super()._fit_pages()
@@ -248,17 +268,14 @@ def indexer_cases(
     """Cases of a variant: three in five in contract (a quarter of them at overflow scale), one in
     four hostile, the others refused; about 35 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one request of one row in a flat pool of one page of one slot of 16 keys and a
     scale, dense, without optional arguments. A case loses, in this order, its class, its layout and
     what is odd about head and rows, then what every gather loses.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
-    return _cases(variant, _CLASSES[hostile, refused], limit_bytes)
+    return _cases(variant, classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite
@@ -282,122 +299,17 @@ def _cases(
     if variant.heads and shape.block:
         shape = replace(shape, block=(1, 2, -1)[shape.block % 3])
     gather = IndexerGather(variant.fitted(choices), shape, limit_bytes, variant.most_rows)
-    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
-    junk = draw(_JUNK) if oddity != "none" else 0
-    alignments = ALIGNMENTS if variant.add is None else {**ALIGNMENTS, HINTS: 4}
-    placed = draw(placements(alignments, shape.leader))
-    if oddity != "none":
-        event(f"oddity: {oddity}")
-        if oddity in _BEFORE:
-            _BEFORE[oddity](gather, junk)
+    oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
+    bases = _ALIGNMENTS if variant.add is None else {**_ALIGNMENTS, HINTS: 4}
+    placed = draw(placements(bases, shape.leader))
+    begin_oddly(gather, oddity, junk, one_row_in=3)
     added = {} if variant.add is None else variant.add(draw, gather.index, case_class == "hostile")
-    case = _case(variant.operation, gather, choices, placed, added)
-    if oddity in _AFTER:
-        case = _AFTER[oddity](case, junk)
-    return draw(lies(surface(case))) if case_class == "refused" else case
-
-
-ALIGNMENTS = {
-    "src": 4,
-    "dst_k": 1,
-    "dst_scale": 4,
-    "block_table": 4,
-    "starts": 4,
-    "seq_starts": 4,
-    "counts": 8,
-}
-
-
-def _case(
-    operation: str,
-    gather: IndexerGather,
-    choices: GatherChoices,
-    placed: Mapping[str, Placement],
-    added: Mapping[str, Values],
-) -> Case:
-    index = gather.index
-    values = {"block_table": gather.table, **added, "starts": Values.literal(*index.starts)}
-    if index.seq_starts is not None:
-        values["seq_starts"] = Values.literal(*index.seq_starts)
-    if choices.counters is not None:
-        values["counts"] = Values.literal(*choices.counters)
-    present = ("src", "dst_k", "dst_scale", *values)
-    return Case(
-        operation=operation,
-        sizes={
-            "num_requests": index.num_requests,
-            "num_tokens": index.num_tokens,
-            "page_size_tokens": gather.page_size_tokens,
-            "num_pages": index.num_pages,
-            "table_width": index.table_width,
-            "table_row_stride": index.table_row_stride,
-            "page_stride_bytes": gather.page_stride_bytes,
-            "dst_k_rows": gather.rows["dst_k"],
-            "dst_k_row_stride_bytes": gather.row_strides["dst_k"],
-            "dst_scale_rows": gather.rows["dst_scale"],
-            "dst_scale_row_stride_bytes": gather.row_strides["dst_scale"],
-            "head_dim": gather.head_dim,
-            "quant_block": gather.quant_block,
-            "page_layout": gather.layout,
-            "has_terminal": choices.destination.has_terminal,
-        },
-        values=values,
-        placements={name: place for name, place in placed.items() if name in present},
-        seed=choices.seed,
-    )
-
-
-# ---- oddities ------------------------------------------------------------------------------------
-
-
-def _unread_seq_starts(gather: IndexerGather, junk: int) -> None:
-    index = gather.index
-    live = {span.request for span in index.spans()}
-    if index.seq_starts is not None:
-        for request in set(range(index.num_requests)) - live:
-            index.seq_starts[request] = _SEQ_JUNK[(junk + request) % len(_SEQ_JUNK)]
-
-
-def _single_row(gather: IndexerGather, junk: int) -> None:
-    """Sometimes one row is left, so that row strides are ignored too."""
-    if junk % 3 == 2 and not gather.quantity:
-        gather.index.num_tokens = min(gather.index.num_tokens, 1)
-        gather.rows = dict.fromkeys(gather.rows, gather.index.num_tokens)
-
-
-def _ignored_strides(case: Case, junk: int) -> Case:
-    ignored = [name for name, (size, _) in STRIDES.items() if case.sizes[size] <= 1]
-    return case.with_sizes(
-        **{name: _STRIDE_JUNK[(junk + at) % len(_STRIDE_JUNK)] for at, name in enumerate(ignored)}
-    )
-
-
-def _key_types(case: Case, junk: int) -> Case:
-    return replace(case, overrides={"dst_k.dtype": int(_KEY_TYPES[junk % 2])})
-
-
-def _null_where_empty(case: Case, _: int) -> Case:
-    empty = [name for name, needed in required_bytes(case).items() if needed == 0]
-    kept = {name: place for name, place in case.placements.items() if name not in empty}
-    return replace(case, placements=kept, overrides={f"{name}.data": 0 for name in empty})
-
-
-def _absent_arguments(case: Case, junk: int) -> Case:
-    absent = [name for name in ("seq_starts", "counts") if name not in case.values]
-    told = {f"{name}.{part}": junk - 1 for name in absent for part in ("dtype", "rank")}
-    return replace(case, overrides=told)
-
-
-_BEFORE: Mapping[str, Callable[[IndexerGather, int], None]] = {
-    "unread seq_starts": _unread_seq_starts,
-    "ignored strides": _single_row,
-}
-_AFTER: Mapping[str, Callable[[Case, int], Case]] = {
-    "ignored strides": _ignored_strides,
-    "key types": _key_types,
-    "null where empty": _null_where_empty,
-    "absent arguments": _absent_arguments,
-}
+    case = gather_case(variant.operation, gather, gather.own_sizes(), placed, hints=added)
+    if case_class == "refused":
+        return draw(lies(surface(case)))
+    if oddity == "key types":
+        case = replace(case, overrides={"dst_k.dtype": int(_KEY_TYPES[junk % 2])})
+    return oddly(surface(case), oddity, junk)
 
 
 # ---- refusals ------------------------------------------------------------------------------------
@@ -408,75 +320,43 @@ def required_bytes(case: Case) -> dict[str, int]:
     sizes, rows = case.sizes, row_bytes(case.sizes)
     step = {name: sizes[name] if sizes[size] > 1 else 0 for name, (size, _) in STRIDES.items()}
     pages, tokens = sizes["num_pages"], sizes["num_tokens"]
-    requests, width = sizes["num_requests"], sizes["table_width"]
     page = sizes["page_size_tokens"] * sum(rows.values())
     needed = {"src": (pages - 1) * step["page_stride_bytes"] + page if pages else 0}
     for name, row in rows.items():
         needed[name] = (tokens - 1) * step[f"{name}_row_stride_bytes"] + row if tokens else 0
-    table = (requests - 1) * step["table_row_stride"] + width
-    return {
-        **needed,
-        "block_table": 4 * table if requests and width else 0,
-        "starts": 4 * (requests + sizes["has_terminal"]) if requests else 0,
-        "seq_starts": 4 * requests if "seq_starts" in case.values else 0,
-        "counts": 16 if "counts" in case.values else 0,
-        **({HINTS: 4 * tokens} if HINTS in case.values else {}),
-    }
+    hints = {HINTS: 4 * tokens} if HINTS in case.values else {}
+    return {**needed, **vector_bytes(case), **hints}
 
 
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
     sizes, needed, rows = case.sizes, required_bytes(case), row_bytes(case.sizes)
-    types = {
-        "src": (Dtype.U8, 3),
-        "dst_k": (Dtype.U8, 2),
-        "dst_scale": (Dtype.F32, 2),
-        "block_table": (Dtype.I32, 2),
-        "starts": (Dtype.I32, 1),
-        "seq_starts": (Dtype.I32, 1),
-        "counts": (Dtype.I64, 1),
-    }
-    if HINTS in case.values:
-        types[HINTS] = (Dtype.I32, 1)
-    arguments = {
-        name: Argument(
-            int(dtype),
-            rank,
-            needed[name],
-            ALIGNMENTS.get(name, 4),
-            is_absent=name in ("seq_starts", "counts") and name not in case.values,
-            other_dtypes=_KEY_TYPES if name == "dst_k" else (),
-        )
-        for name, (dtype, rank) in types.items()
-    }
+    types = {"src": (Dtype.U8, 3), "dst_k": (Dtype.U8, 2), "dst_scale": (Dtype.F32, 2)}
+    hints = {HINTS: 4} if HINTS in case.values else {}
+    passed = arguments(case, {**types, HINTS: (Dtype.I32, 1)}, needed, {**_ALIGNMENTS, **hints})
+    passed["dst_k"] = replace(passed["dst_k"], other_dtypes=_KEY_TYPES)
     return Surface(
         case=case,
-        arguments=arguments,
+        arguments=passed,
         destinations=("dst_k", "dst_scale"),
         strides=STRIDES,
         extents={
             "page_stride_bytes": ("num_pages",),
             "dst_k_row_stride_bytes": ("num_tokens", "dst_k_rows", "dst_scale_rows"),
             "dst_scale_row_stride_bytes": ("num_tokens", "dst_scale_rows", "dst_k_rows"),
-            "table_row_stride": ("num_requests", "table_width"),
+            "table_row_stride": TABLE_EXTENT,
         },
-        counts=("num_requests", "num_tokens", "num_pages", "table_width"),
+        counts=COUNTS,
         own=_own_lies(sizes, rows),
     )
 
 
 def _own_lies(sizes: Mapping[str, int], rows: Mapping[str, int]) -> Mapping[str, list[Lie]]:
-    head, tokens = sizes["head_dim"], max(sizes["num_tokens"], 1)
+    tokens = max(sizes["num_tokens"], 1)
     page = sizes["page_size_tokens"] * sum(rows.values())
     pages = max(sizes["num_pages"], 2)
     told: dict[str, list[dict[str, int]]] = {
-        "head_dim": [{"head_dim": v} for v in (head + 8, 0, -16, 1040, 2**32 + 16)],
-        "quant_block": [{"quant_block": v} for v in (2 * head, 0, -1, 2**32 + 1)],
-        "page_layout": [{"page_layout": v} for v in (2, -1, 2**32)],
-        "page_size_tokens": [
-            *({"page_size_tokens": v} for v in (0, 4097, -1, 2**31, 2**32 + 1)),
-            *({"page_layout": 1, "page_size_tokens": v} for v in (1, 24, 4095)),
-        ],
+        **wrong_pages(sizes["head_dim"]),
         "dst_rows": [
             {f"{name}_rows": fewer, "num_tokens": tokens}
             for name in rows
@@ -488,7 +368,7 @@ def _own_lies(sizes: Mapping[str, int], rows: Mapping[str, int]) -> Mapping[str,
         "not_nested": [
             {f"{name}_row_stride_bytes": stride, f"{name}_rows": max(tokens, 2)}
             for name, row in rows.items()
-            for stride in (row - ALIGNMENTS[name], 0)
+            for stride in (row - _ALIGNMENTS[name], 0)
         ],
     }
     return {

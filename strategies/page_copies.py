@@ -8,22 +8,16 @@ from functools import cached_property
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.strategies import boundaries
+from pagefuzz.strategies import boundaries, oddities
 from pagefuzz.strategies.boundaries import Boundary, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import class_strategies
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
-from pagefuzz.strategies.oddities import absent_arguments, ignored_strides, null_where_empty
 from pagefuzz.strategies.page_pairs import PADDING, PairChoices, pair_choices
-from pagefuzz.strategies.refusals import Argument, Lie
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, wrong_size
 from pagefuzz.strategies.strides import PACKED_PAGE_STRIDES, element_sizes, rounded_up
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: How pages lie -> weight.
 LAYOUTS = {
@@ -76,12 +70,6 @@ _PAIRS = {
     for hostile in (False, True)
     for one_cache in (False, True)
 }
-_CLASSES = class_strategies(CLASSES)
-
-
-def classes(*, hostile: bool, refused: bool) -> SearchStrategy[str]:
-    """Classes of cases, by their weights; 1 draw. Shrinks towards one in contract."""
-    return _CLASSES[hostile, refused]
 
 
 @dataclass(frozen=True)
@@ -290,39 +278,25 @@ def listed(pairs: Sequence[tuple[int, int]]) -> Values:
 
 # ---- oddities ------------------------------------------------------------------------------------
 
-Strides = Mapping[str, tuple[str, int]]
-
 
 @st.composite
-def oddly(
-    draw: st.DrawFn,
-    case: Case,
-    strides: Strides,
-    required_bytes: Mapping[str, int],
-    payload: Sequence[str],
-    optional: Sequence[str],
-) -> Case:
-    """The case with something unusual about it that changes nothing, in 1 or 2 draws."""
-    few_pages = any(case.sizes[n] <= 1 for n, _ in strides.values() if n.endswith("num_pages"))
+def oddly(draw: st.DrawFn, surface: Surface, payload: Sequence[str]) -> Case:
+    """The surface's case with something unusual about it that changes nothing, in 1 or 2 draws."""
+    sizes = surface.case.sizes
+    counts = [size for size, _ in surface.strides.values() if size.endswith("num_pages")]
+    few_pages = any(sizes[size] <= 1 for size in counts)
     oddity = draw(_FEW_PAGES_ODDITIES if few_pages else _ODDITIES)
-    if oddity == "none":
-        return case
-    junk = draw(_JUNK)
-    event(f"oddity: {oddity}")
-    if oddity == "ignored strides":
-        return ignored_strides(case, strides, junk)
+    case = oddities.oddly(surface, oddity, draw(_JUNK) if oddity != "none" else 0)
     if oddity == "element type":
-        other = int(_OTHER_DTYPES[case.sizes["element_bytes"]])
-        return replace(case, overrides={f"{name}.dtype": other for name in payload})
-    if oddity == "null where empty":
-        return null_where_empty(case, required_bytes)
-    return absent_arguments(case, optional, junk)
+        other = int(_OTHER_DTYPES[sizes["element_bytes"]])
+        case = replace(case, overrides={f"{name}.dtype": other for name in payload})
+    return case
 
 
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def strides_of(case: Case, strides: Mapping[str, str]) -> Strides:
+def strides_of(case: Case, strides: Mapping[str, str]) -> dict[str, tuple[str, int]]:
     """Stride -> (size that must exceed 1 for it to count, alignment in bytes)."""
     return {name: (size, case.sizes["element_bytes"]) for name, size in strides.items()}
 
@@ -362,10 +336,8 @@ def size_lies(case: Case) -> dict[str, list[Lie]]:
     unit = case.sizes["element_bytes"]
     pages = [0, -1, 2**31, 2**32 + unit] + ([case.sizes["page_bytes"] + 1] if unit > 1 else [])
     return {
-        "element_bytes": [
-            Lie("element_bytes", {"element_bytes": v}) for v in (0, 3, 16, -1, 2**32)
-        ],
-        "page_bytes": [Lie("page_bytes", {"page_bytes": value}) for value in pages],
+        "element_bytes": wrong_size("element_bytes", 0, 3, 16, -1, 2**32),
+        "page_bytes": wrong_size("page_bytes", *pages),
     }
 
 

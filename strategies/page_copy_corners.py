@@ -15,20 +15,18 @@ from pagefuzz.oracles.page_pairs import PagePairs
 from pagefuzz.oracles.refusals import is_absent
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.rows import Int64s
-from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.boundaries import LIMITS
 from pagefuzz.strategies.corners import Corners
+from pagefuzz.strategies.told import Told, corners_of, refused_for
 
 _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
-class Copied:
+class Copied(Told):
     """What the oracle says of a page copy, in the words that corners are written in."""
 
     def __init__(self, plan: Plan, expectation: Expectation) -> None:
-        self.plan, self.expectation, self.sizes = plan, expectation, plan.arguments
-        self.refused = expectation.case_class is CaseClass.REFUSED
-        self.hostile = expectation.case_class is CaseClass.HOSTILE
+        super().__init__(plan, expectation)
         asked = operation(plan.case.operation)
         assert isinstance(asked, PageCopyOperation)
         self.operation = asked
@@ -89,21 +87,6 @@ class Copied:
 
 
 _Predicate: TypeAlias = Callable[[Copied], bool]
-_memo: list[Copied] = []
-
-
-def _copied(plan: Plan, expectation: Expectation) -> Copied:
-    """That of the plan last asked about is kept: corners are asked one after another."""
-    if not _memo or _memo[0].plan is not plan:
-        _memo[:] = [Copied(plan, expectation)]
-    return _memo[0]
-
-
-def _corners(predicates: Mapping[str, _Predicate]) -> Corners:
-    def corner(predicate: _Predicate) -> Callable[[Plan, Expectation], bool]:
-        return lambda plan, expectation: bool(predicate(_copied(plan, expectation)))
-
-    return {name: corner(predicate) for name, predicate in predicates.items()}
 
 
 def _repeated(c: Copied) -> bool:
@@ -134,10 +117,6 @@ def _wraps(c: Copied) -> bool:
     skipped = c.pairs[c.resolved.is_skipped]
     pages = [c.source.dimensions[-1][1], c.destination.dimensions[-1][1]]
     return bool(((skipped >= 2**32) & (skipped % 2**32 < np.array(pages))).any())
-
-
-def _refusal(reason: str) -> _Predicate:
-    return lambda c: any(refusal.reason == reason for refusal in c.expectation.refusals)
 
 
 def _placed(name: str, part: str) -> _Predicate:
@@ -223,10 +202,6 @@ _REASONS = (
     "overlap",
     "conflict",
 )
-
-
-def _refusals(*more: str) -> dict[str, _Predicate]:
-    return {f"refused: {reason}": _refusal(reason) for reason in (*_REASONS, *more)}
 
 
 def _boundaries(name: str, cells: Callable[[Copied], Cells]) -> dict[str, _Predicate]:
@@ -342,21 +317,23 @@ _SWAPS: Mapping[str, _Predicate] = {
 
 def copy_corners() -> Corners:
     """Corners of copy_blocks."""
-    return _corners(
+    return corners_of(
+        Copied,
         {
             **_PAIRS,
             **_HOSTILE,
             **_LAYERS,
             **_cache("cache", "page_stride_bytes"),
             **_boundaries("page", lambda c: c.source),
-            **_refusals("scratch"),
-        }
+            **refused_for(*_REASONS, "scratch"),
+        },
     )
 
 
 def swap_corners() -> Corners:
     """Corners of swap_blocks."""
-    return _corners(
+    return corners_of(
+        Copied,
         {
             **_PAIRS,
             **_HOSTILE,
@@ -365,6 +342,6 @@ def swap_corners() -> Corners:
             **_cache("dst_cache", "dst_page_stride_bytes"),
             **_boundaries("source page", lambda c: c.source),
             **_boundaries("destination page", lambda c: c.destination),
-            **_refusals(),
-        }
+            **refused_for(*_REASONS),
+        },
     )

@@ -7,8 +7,10 @@ import struct
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import weighted
+from pagefuzz.strategies.refusals import Lie, wrong_size
 
 #: kv_dtype -> weight: auto, fp8_e4m3, fp8_e5m2.
 KV_DTYPES = {0: 40, 1: 38, 2: 22}
@@ -33,6 +35,8 @@ SCALES = {
     float("inf"): 2,
     float("-inf"): 1,
 }
+#: scale_kind of a scale for each group: plain, a power of two.
+SCALE_KINDS = weighted({0: 50, 1: 49})
 _NAN_BITS, _NEGATIVE_ZERO_BITS = 0x7FC00000, -(2**31)
 
 
@@ -72,3 +76,39 @@ def scale_vectors(draw: st.DrawFn, count: int) -> tuple[int, ...]:
     """Bits of `count` scales, of which at most four differ."""
     few = [draw(_SCALES) for _ in range(min(count, 3))]
     return tuple(few[(at * 7 // 2) % len(few)] for at in range(count))
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def units(case: Case) -> tuple[int, int]:
+    """Bytes of an input element and of a stored one."""
+    unit = Dtype(case.sizes["input_dtype"]).size_bytes
+    return unit, 1 if case.sizes["kv_dtype"] else unit
+
+
+def cache_dtype(case: Case) -> int:
+    """What a sound case stores."""
+    kinds = (case.sizes["input_dtype"], int(Dtype.E4M3), int(Dtype.E5M2))
+    return kinds[case.sizes["kv_dtype"]]
+
+
+def type_lies() -> dict[str, list[Lie]]:
+    """Element types that there are not."""
+    return {
+        "kv_dtype": wrong_size("kv_dtype", 3, -1, 2**32 + 1, 10),
+        "input_dtype": wrong_size("input_dtype", 0, int(Dtype.U8), 10, -1),
+    }
+
+
+def null_scale_lies(case: Case, *names: str) -> list[Lie]:
+    """Codes, and no scale."""
+    kind = case.sizes["kv_dtype"] or 1
+    return [
+        Lie("null_scale", {f"{name}.data": 0, f"{name}.extent_bytes": 0, "kv_dtype": kind})
+        for name in names
+    ]
+
+
+def scale_kind_lies() -> list[Lie]:
+    return wrong_size("scale_kind", 2, -1, 2**32)

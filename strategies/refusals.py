@@ -77,6 +77,17 @@ class Lie:
         )
 
 
+def wrong_size(name: str, *values: int) -> list[Lie]:
+    """Values that a size may not have, for the reason that is named like it."""
+    return [Lie(name, {name: value}) for value in values]
+
+
+def wrong_stride(case: Case, reason: str, name: str, size: str, *values: int) -> list[Lie]:
+    """Values that a stride may not have where it counts: with a size of 2 or more."""
+    least = max(case.sizes[size], 2)
+    return [Lie(reason, {name: value, size: least}) for value in values]
+
+
 @dataclass(frozen=True)
 class Surface:
     """What of a case can be lied about.
@@ -137,9 +148,7 @@ def _size_ranges(surface: Surface) -> list[Lie]:
 
 
 def _page_sizes(_: Surface) -> list[Lie]:
-    return [
-        Lie("page_size_tokens", {"page_size_tokens": v}) for v in (0, 4097, -1, 2**31, 2**32 + 1)
-    ]
+    return wrong_size("page_size_tokens", 0, 4097, -1, 2**31, 2**32 + 1)
 
 
 def _terminals(surface: Surface) -> list[Lie]:

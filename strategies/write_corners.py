@@ -12,19 +12,17 @@ from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Dtype, Plan
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.rows import Int64s
-from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.oracles.writes import WriteOperation
 from pagefuzz.strategies.boundaries import INT32_MAX, LIMITS
 from pagefuzz.strategies.corners import Corners
+from pagefuzz.strategies.told import Told, corners_of, refused_for
 
 
-class Written:
+class Written(Told):
     """What the oracle says of a write, in the words that corners are written in."""
 
     def __init__(self, plan: Plan, expectation: Expectation) -> None:
-        self.plan, self.expectation, self.sizes = plan, expectation, plan.arguments
-        self.refused = expectation.case_class is CaseClass.REFUSED
-        self.hostile = expectation.case_class is CaseClass.HOSTILE
+        super().__init__(plan, expectation)
         asked = operation(plan.case.operation)
         assert isinstance(asked, WriteOperation)
         self.operation = asked
@@ -72,14 +70,6 @@ class Written:
 
 
 _Predicate: TypeAlias = Callable[[Written], bool]
-_memo: list[Written] = []
-
-
-def _written(plan: Plan, expectation: Expectation) -> Written:
-    """That of the plan last asked about is kept: corners are asked one after another."""
-    if not _memo or _memo[0].plan is not plan:
-        _memo[:] = [Written(plan, expectation)]
-    return _memo[0]
 
 
 def _reaches(offsets: Callable[[Written], Int64s], limit: int) -> _Predicate:
@@ -235,10 +225,6 @@ _GROUPS: Mapping[str, _Predicate] = {
 }
 
 
-def _refusal(reason: str) -> _Predicate:
-    return lambda w: any(refusal.reason == reason for refusal in w.expectation.refusals)
-
-
 _REASONS = (
     "dtype",
     "rank",
@@ -257,13 +243,6 @@ _REASONS = (
     "not_nested",
     "overlap",
 )
-
-
-def _corners(predicates: Mapping[str, _Predicate]) -> Corners:
-    def corner(predicate: _Predicate) -> Callable[[Plan, Expectation], bool]:
-        return lambda plan, expectation: bool(predicate(_written(plan, expectation)))
-
-    return {name: corner(predicate) for name, predicate in predicates.items()}
 
 
 def _dense_heads(w: Written, side: str) -> bool:
@@ -323,10 +302,6 @@ _HEADS: Mapping[str, _Predicate] = {
 }
 
 
-def _refusals(*more: str) -> dict[str, _Predicate]:
-    return {f"refused: {reason}": _refusal(reason) for reason in (*_REASONS, *more)}
-
-
 def _without(predicates: Mapping[str, _Predicate], *names: str) -> dict[str, _Predicate]:
     return {name: one for name, one in predicates.items() if name not in names}
 
@@ -337,7 +312,7 @@ _SCALED_REASONS = ("kv_dtype", "input_dtype", "null_scale")
 
 def _group_refusals(*more: str) -> dict[str, _Predicate]:
     reasons = [reason for reason in _REASONS if reason not in _SCALED_REASONS]
-    return {f"refused: {reason}": _refusal(reason) for reason in (*reasons, "scale_kind", *more)}
+    return {**refused_for(*reasons, "scale_kind", *more)}
 
 
 def _other_width(w: Written) -> bool:
@@ -362,7 +337,7 @@ def ds_mla_corners() -> Corners:
         ),
     }
     slots = _without(_SLOTS, "slots: beyond int32")
-    return _corners({**slots, **_GROUPS, **records, **_group_refusals()})
+    return corners_of(Written, {**slots, **_GROUPS, **records, **_group_refusals()})
 
 
 def indexer_write_corners() -> Corners:
@@ -389,7 +364,9 @@ def indexer_write_corners() -> Corners:
     }
     refused = _group_refusals("head_dim", "quant_block", "page_layout")
     slots = _without(_SLOTS, "inputs: of different lengths")
-    return _corners({**slots, **_GROUPS, **pages, **_without(refused, "refused: elements")})
+    return corners_of(
+        Written, {**slots, **_GROUPS, **pages, **_without(refused, "refused: elements")}
+    )
 
 
 def _scales_past(w: Written) -> bool:
@@ -406,9 +383,11 @@ def _scales_past(w: Written) -> bool:
 
 def mla_corners() -> Corners:
     """Corners of concat_and_cache_mla."""
-    return _corners({**_SLOTS, **_CODES, **_refusals()})
+    return corners_of(Written, {**_SLOTS, **_CODES, **refused_for(*_REASONS)})
 
 
 def flash_corners() -> Corners:
     """Corners of reshape_and_cache_flash."""
-    return _corners({**_SLOTS, **_CODES, **_HEADS, **_refusals("scale_count")})
+    return corners_of(
+        Written, {**_SLOTS, **_CODES, **_HEADS, **refused_for(*_REASONS, "scale_count")}
+    )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from hypothesis import event
 from hypothesis import strategies as st
 
-from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies import boundaries
 from pagefuzz.strategies.boundaries import INT32_MAX, Crossing
@@ -39,7 +39,13 @@ QUANTITIES = {
     "slot index": 10,  # num_pages = 2^31 - 1: slots beyond int32
 }
 
+#: Buffers that may be absent.
+OPTIONAL = ("scale", "k_scale", "v_scale", "counts")
+#: Sizes in 0..2^31-1.
+COUNTS = ("num_tokens", "num_pages")
+
 _NOTHING_INSTEAD: Mapping[str, str] = MappingProxyType({})
+_NO_SCALES: Mapping[str, Values] = MappingProxyType({})
 
 _BYTES = 2**18  # of a page, and of all tokens together
 _MOST_SCATTERED = 24  # tokens that lie megabytes apart each cost a page of real memory
@@ -227,24 +233,39 @@ class Write:
             return max(row_bytes - self.input_unit, 0)
         return row_bytes + padding * self.input_unit
 
+    def inputs(self, **row_bytes: int) -> dict[str, int]:
+        """Rows and row strides of inputs with rows of that size; the second may have one row less
+        than the first."""
+        rows, least = self.input_rows, self.num_tokens
+        counts = (rows, max(least, rows - rows % 2))
+        return {
+            **{f"{name}_rows": count for name, count in zip(row_bytes, counts, strict=False)},
+            **{f"{n}_row_stride_bytes": self.row_stride_bytes(b) for n, b in row_bytes.items()},
+        }
 
-#: Stands in strides that nobody may look at.
-STRIDE_JUNK = (-1, 0, 3, -(2**31), 2**63 - 1, -(2**63), 2**32)
+    def case(
+        self,
+        operation: str,
+        sizes: Mapping[str, int],
+        placed: Mapping[str, Placement],
+        scales: Mapping[str, Values] = _NO_SCALES,
+    ) -> Case:
+        """What was fitted, as a case.
 
-
-def with_ignored_strides(case: Case, strides: Mapping[str, tuple[str, int]], junk: int) -> Case:
-    """The case with nonsense in strides of dimensions of size <= 1. strides: as of a `Surface`."""
-    ignored = [name for name, (size, _) in strides.items() if case.sizes[size] <= 1]
-    return case.with_sizes(
-        **{n: STRIDE_JUNK[(junk + at) % len(STRIDE_JUNK)] for at, n in enumerate(ignored)}
-    )
-
-
-def with_nulls(case: Case, required: Mapping[str, int]) -> Case:
-    """The case with a null pointer for every buffer of no bytes."""
-    empty = [name for name, needed in required.items() if needed == 0]
-    kept = {name: place for name, place in case.placements.items() if name not in empty}
-    return replace(case, placements=kept, overrides={f"{name}.data": 0 for name in empty})
+        sizes   all but num_tokens
+        placed  placements; those of absent buffers are left out
+        """
+        values = {"slot_mapping": Values.literal(*self.slots), **scales}
+        if self.choices.counters is not None:
+            values["counts"] = Values.literal(*self.choices.counters)
+        absent = [name for name in OPTIONAL if name not in values]
+        return Case(
+            operation=operation,
+            sizes={"num_tokens": self.num_tokens, **sizes},
+            values=values,
+            placements={name: place for name, place in placed.items() if name not in absent},
+            seed=self.choices.seed,
+        )
 
 
 # ---- refusals ------------------------------------------------------------------------------------
@@ -270,6 +291,16 @@ def row_lies(case: Case, *rows: str) -> list[Lie]:
         for name in rows
         for fewer in (tokens - 1, 0, -1)
     ]
+
+
+def input_bytes(case: Case, **row_bytes: int) -> dict[str, int]:
+    """What inputs with rows of that size need."""
+    sizes, tokens = case.sizes, case.sizes["num_tokens"]
+    needed = {}
+    for name, row in row_bytes.items():
+        stride = sizes[f"{name}_row_stride_bytes"] if sizes[f"{name}_rows"] > 1 else 0
+        needed[name] = (tokens - 1) * stride + row if tokens else 0
+    return needed
 
 
 def reach(case: Case, strides: Mapping[str, tuple[str, int]]) -> dict[str, int]:

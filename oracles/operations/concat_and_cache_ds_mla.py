@@ -98,13 +98,7 @@ class ConcatAndCacheDsMla(GroupedWrite):
 
     def inputs(self, sizes: Mapping[str, int]) -> tuple[Rows, ...]:
         return tuple(
-            Rows(
-                name,
-                f"{name}_rows",
-                f"{name}_row_stride_bytes",
-                sizes[f"{name}_elements"] * ELEMENT_BYTES,
-                ELEMENT_BYTES,
-            )
+            Rows.named(name, sizes[f"{name}_elements"] * ELEMENT_BYTES, ELEMENT_BYTES)
             for name in ("kv_c", "k_pe")
         )
 

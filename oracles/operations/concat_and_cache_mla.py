@@ -81,14 +81,7 @@ class ConcatAndCacheMla(ScaledWrite):
     def inputs(self, sizes: Mapping[str, int]) -> tuple[Rows, ...]:
         unit = self.input_dtype(sizes).size_bytes
         return tuple(
-            Rows(
-                name,
-                f"{name}_rows",
-                f"{name}_row_stride_bytes",
-                sizes[f"{name}_elements"] * unit,
-                unit,
-            )
-            for name in ("kv_c", "k_pe")
+            Rows.named(name, sizes[f"{name}_elements"] * unit, unit) for name in ("kv_c", "k_pe")
         )
 
     def caches(self, sizes: Mapping[str, int]) -> tuple[Cells, ...]:

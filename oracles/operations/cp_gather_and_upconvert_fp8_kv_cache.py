@@ -54,6 +54,7 @@ from pagefuzz.oracles.refusals import (
     check_overlaps,
     check_pointer,
     check_rank,
+    check_rows,
     check_stride_alignment,
 )
 from pagefuzz.oracles.rows import Int64s
@@ -121,14 +122,7 @@ class CpGatherAndUpconvertFp8KvCache(EntryReferences):
 
     def payload_refusals(self, found: Found, plan: Plan) -> None:
         arguments, buffers = plan.arguments, plan.buffers
-        if arguments["num_tokens"] > arguments["dst_rows"]:
-            found.append(
-                Refusal(
-                    "dst_rows",
-                    f"num_tokens={arguments['num_tokens']} is more than "
-                    f"dst_rows={arguments['dst_rows']}",
-                )
-            )
+        check_rows(found, arguments, "dst_rows")
         check_dtype(found, buffers["src"], (Dtype.U8,))
         check_dtype(found, buffers["dst"], (Dtype.BF16,))
         check_rank(found, buffers["src"], 3)

@@ -36,6 +36,7 @@ from pagefuzz.oracles.refusals import (
     check_overlaps,
     check_pointer,
     check_rank,
+    check_rows,
     check_stride_alignment,
     dtype_name,
 )
@@ -99,14 +100,7 @@ class CpGatherCache(EntryReferences):
                     "entry_bytes", f"entry_bytes={entry} must be a positive multiple of {element}"
                 )
             )
-        if arguments["num_tokens"] > arguments["dst_rows"]:
-            found.append(
-                Refusal(
-                    "dst_rows",
-                    f"num_tokens={arguments['num_tokens']} is more than "
-                    f"dst_rows={arguments['dst_rows']}",
-                )
-            )
+        check_rows(found, arguments, "dst_rows")
         src, dst = buffers["src"], buffers["dst"]
         fitting = [d for d in Dtype if not known or d.size_bytes == element]
         check_dtype(found, src, fitting)

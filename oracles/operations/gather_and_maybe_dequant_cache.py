@@ -48,6 +48,7 @@ from pagefuzz.oracles.refusals import (
     check_overlaps,
     check_pointer,
     check_rank,
+    check_rows,
     check_stride_alignment,
     is_absent,
 )
@@ -132,14 +133,7 @@ class GatherAndMaybeDequantCache(EntryReferences):
             found.append(Refusal("kv_dtype", f"kv_dtype={kind} must be 0, 1 or 2"))
         if result not in _RESULTS:
             found.append(Refusal("dst_dtype", f"dst_dtype={result} is none of F32, F16 and BF16"))
-        if arguments["num_tokens"] > arguments["dst_rows"]:
-            found.append(
-                Refusal(
-                    "dst_rows",
-                    f"num_tokens={arguments['num_tokens']} is more than "
-                    f"dst_rows={arguments['dst_rows']}",
-                )
-            )
+        check_rows(found, arguments, "dst_rows")
         if kind in _CODES and is_absent(buffers["scale"]):
             found.append(Refusal("null_scale", "scale is null, fp8 codes need one"))
         results = (Dtype(result),) if result in _RESULTS else _RESULTS

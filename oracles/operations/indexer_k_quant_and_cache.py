@@ -97,8 +97,7 @@ class IndexerKQuantAndCache(GroupedWrite):
     payload_values = frozenset({"k"})
 
     def inputs(self, sizes: Mapping[str, int]) -> tuple[Rows, ...]:
-        row = sizes["head_dim"] * ELEMENT_BYTES
-        return (Rows("k", "k_rows", "k_row_stride_bytes", row, ELEMENT_BYTES),)
+        return (Rows.named("k", sizes["head_dim"] * ELEMENT_BYTES, ELEMENT_BYTES),)
 
     def caches(self, sizes: Mapping[str, int]) -> tuple[Cells, ...]:
         keys = sizes["head_dim"]

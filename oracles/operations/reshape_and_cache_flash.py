@@ -95,10 +95,7 @@ class ReshapeAndCacheFlash(ScaledWrite):
     def inputs(self, sizes: Mapping[str, int]) -> tuple[Rows, ...]:
         unit = self.input_dtype(sizes).size_bytes
         row_bytes = sizes["num_heads"] * sizes["head_elements"] * unit
-        return tuple(
-            Rows(side, f"{side}_rows", f"{side}_row_stride_bytes", row_bytes, unit)
-            for side in _SIDES
-        )
+        return tuple(Rows.named(side, row_bytes, unit) for side in _SIDES)
 
     def caches(self, sizes: Mapping[str, int]) -> tuple[Cells, ...]:
         unit = self.cache_dtype(sizes).size_bytes

@@ -11,27 +11,19 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.latent_writes import LatentWrite
+from pagefuzz.strategies.oddities import drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.quantising import SCALE_KINDS, scale_kind_lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_stride
 from pagefuzz.strategies.strides import rounded_up
 from pagefuzz.strategies.write_corners import ds_mla_corners
-from pagefuzz.strategies.writes import (
-    Write,
-    index_arguments,
-    reach,
-    row_lies,
-    with_ignored_strides,
-    with_nulls,
-    write_choices,
-)
+from pagefuzz.strategies.writes import Write, row_lies, write_choices
 
 OPERATION = "concat_and_cache_ds_mla"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -49,9 +41,7 @@ _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
 _GROUPS = skewed((40, (1,)), (25, (2, 3)), (35, (4, 4, 4, 5, 8)))
 _ROPE = skewed((50, range(1, 7)), (50, (8, 16, 16, 24, 63, 64, 64, 64, 65, 128)))
-_SCALE_KINDS = weighted({0: 50, 1: 49})
-_ALIGNMENTS = {"kv_c": 2, "k_pe": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
-_CLASSES = class_strategies(CLASSES)
+_WRITE = LatentWrite(_INPUT, _UNIT)
 
 
 def cases(
@@ -60,14 +50,13 @@ def cases(
     """Cases of concat_and_cache_ds_mla: three in five in contract (a quarter of them at overflow
     scale), one in four hostile, the others refused; about 23 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one token of 128 latent values and one rope value, plain scales, in a pool of
-    one page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    one page of one slot.
+
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite
@@ -75,9 +64,8 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     case_class = draw(classes)
     event(f"class: {case_class}")
     choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
-    latent, rope, scale_kind = GROUP * draw(_GROUPS), draw(_ROPE), draw(_SCALE_KINDS)
-    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
-    junk = draw(_JUNK) if oddity != "none" else 0
+    latent, rope, scale_kind = GROUP * draw(_GROUPS), draw(_ROPE), draw(SCALE_KINDS)
+    oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     write = Write(
         choices,
         limit_bytes,
@@ -87,39 +75,10 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         input_element_bytes=_INPUT,
         instead=_INSTEAD,
     )
-    values = {"slot_mapping": Values.literal(*write.slots)}
-    if choices.counters is not None:
-        values["counts"] = Values.literal(*choices.counters)
-    placed = draw(placements(_ALIGNMENTS, "cache"))
-    present = ("kv_c", "k_pe", "cache", *values)
-    rows = write.input_rows
-    case = Case(
-        operation=OPERATION,
-        sizes={
-            "num_tokens": write.num_tokens,
-            "kv_c_rows": rows,
-            "k_pe_rows": max(write.num_tokens, rows - rows % 2),
-            "kv_c_row_stride_bytes": write.row_stride_bytes(latent * _INPUT),
-            "k_pe_row_stride_bytes": write.row_stride_bytes(rope * _INPUT),
-            "kv_c_elements": latent,
-            "k_pe_elements": rope,
-            "page_size_tokens": write.page_size_tokens,
-            "num_pages": write.num_pages,
-            "page_stride_bytes": write.page_stride_bytes,
-            "slot_stride_bytes": write.slot_stride_bytes,
-            "scale_kind": scale_kind,
-        },
-        values=values,
-        placements={name: place for name, place in placed.items() if name in present},
-        seed=choices.seed,
-    )
-    if oddity != "none":
-        event(f"oddity: {oddity}")
-    if oddity == "ignored strides":
-        case = with_ignored_strides(case, STRIDES, junk)
-    elif oddity == "null where empty":
-        case = with_nulls(case, required_bytes(case))
-    return draw(lies(surface(case))) if case_class == "refused" else case
+    placed = draw(placements(_WRITE.alignments, "cache"))
+    sizes = {**_WRITE.sizes(write, latent, rope), "scale_kind": scale_kind}
+    told = surface(write.case(OPERATION, sizes, placed))
+    return draw(lies(told)) if case_class == "refused" else oddly(told, oddity, junk)
 
 
 def _record(latent: int, rope: int) -> int:
@@ -129,49 +88,19 @@ def _record(latent: int, rope: int) -> int:
 
 # ---- refusals ------------------------------------------------------------------------------------
 
-#: Stride -> (size that must exceed 1 for it to count, alignment in bytes).
-STRIDES: Mapping[str, tuple[str, int]] = {
-    "kv_c_row_stride_bytes": ("kv_c_rows", _INPUT),
-    "k_pe_row_stride_bytes": ("k_pe_rows", _INPUT),
-    "page_stride_bytes": ("num_pages", _UNIT),
-    "slot_stride_bytes": ("page_size_tokens", _UNIT),
-}
-
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    sizes = case.sizes
-    reached, tokens = reach(case, STRIDES), sizes["num_tokens"]
-    needed = {}
-    for name in ("kv_c", "k_pe"):
-        stride = sizes[f"{name}_row_stride_bytes"] if sizes[f"{name}_rows"] > 1 else 0
-        row = sizes[f"{name}_elements"] * _INPUT
-        needed[name] = (tokens - 1) * stride + row if tokens else 0
-    pool = reached["page_stride_bytes"] + reached["slot_stride_bytes"]
-    pool += _record(sizes["kv_c_elements"], sizes["k_pe_elements"])
-    return {
-        **needed,
-        "slot_mapping": 8 * tokens,
-        "cache": pool if sizes["num_pages"] else 0,
-        "counts": 16 if "counts" in case.values else 0,
-    }
+    record = _record(case.sizes["kv_c_elements"], case.sizes["k_pe_elements"])
+    return _WRITE.required_bytes(case, record)
 
 
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
-    sizes, needed = case.sizes, required_bytes(case)
-    index = index_arguments(case)
-    record = rounded_up(_record(sizes["kv_c_elements"], sizes["k_pe_elements"]), _UNIT)
-    bf16 = int(Dtype.BF16)
-    arguments = {
-        "kv_c": Argument(bf16, 2, needed["kv_c"], _INPUT),
-        "k_pe": Argument(bf16, 2, needed["k_pe"], _INPUT),
-        "slot_mapping": index["slot_mapping"],
-        "cache": Argument(int(Dtype.U8), 3, needed["cache"], _UNIT),
-        "counts": index["counts"],
-    }
+    sizes = case.sizes
+    less = rounded_up(_record(sizes["kv_c_elements"], sizes["k_pe_elements"]), _UNIT) - _UNIT
     own = {
-        "scale_kind": [Lie("scale_kind", {"scale_kind": value}) for value in (2, -1, 2**32)],
+        "scale_kind": scale_kind_lies(),
         "elements": [
             *(Lie("elements", {"kv_c_elements": value}) for value in (0, -GROUP, 2**31)),
             Lie("elements", {"kv_c_elements": sizes["kv_c_elements"] + GROUP // 2}),
@@ -179,28 +108,11 @@ def surface(case: Case) -> Surface:
         ],
         "input_rows": row_lies(case, "kv_c_rows", "k_pe_rows"),
         "not_nested": [
-            Lie("not_nested", {name: stride, size: max(sizes[size], 2)})
-            for name, size in (
-                ("slot_stride_bytes", "page_size_tokens"),
-                ("page_stride_bytes", "num_pages"),
-            )
-            for stride in (record - _UNIT, 0)
+            *wrong_stride(case, "not_nested", "slot_stride_bytes", "page_size_tokens", less, 0),
+            *wrong_stride(case, "not_nested", "page_stride_bytes", "num_pages", less, 0),
         ],
     }
-    return Surface(
-        case=case,
-        arguments=arguments,
-        destinations=("cache",),
-        strides=STRIDES,
-        extents={
-            "kv_c_row_stride_bytes": ("num_tokens", "kv_c_rows"),
-            "k_pe_row_stride_bytes": ("num_tokens", "k_pe_rows"),
-            "page_stride_bytes": ("num_pages",),
-            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
-        },
-        counts=("num_tokens", "num_pages"),
-        own=own,
-    )
+    return _WRITE.surface(case, required_bytes(case), int(Dtype.BF16), int(Dtype.U8), own)
 
 
 # ---- reported cases ------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.page_copies import (
     PageCopy,
-    classes,
     conflict_lies,
     extent_bytes,
     index_arguments,
@@ -31,7 +30,7 @@ from pagefuzz.strategies.page_copies import (
 )
 from pagefuzz.strategies.page_copy_corners import copy_corners
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Lie, Surface, lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_stride
 
 OPERATION = "copy_blocks"
 
@@ -57,11 +56,9 @@ def cases(
     """Cases of copy_blocks: three in five in contract (a quarter of them at overflow scale), one in
     four hostile, the others refused; about 25 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
+    Shrinks towards page 0 copied to page 1, of one byte, in one layer.
 
-    Shrinks towards page 0 copied to page 1, of one byte, in one layer. Raises `InvalidArgument` for
-    `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
@@ -86,11 +83,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     unit = copy.element_bytes
     placed = draw(placements({"pairs": 8, "cache": unit, "scratch": unit, "counts": 8}, "cache"))
     case = _case(copy, scratch, placed)
-    if case_class == "refused":
-        return draw(lies(surface(case)))
+    told = surface(case)
     payload = [name for name in ("cache", "scratch") if name == "cache" or name in case.values]
-    strides = strides_of(case, STRIDES)
-    return draw(oddly(case, strides, required_bytes(case), payload, ("scratch", "counts")))
+    return draw(lies(told) if case_class == "refused" else oddly(told, payload))
 
 
 def _case(copy: PageCopy, scratch: str, placed: Mapping[str, Placement]) -> Case:
@@ -145,13 +140,7 @@ def surface(case: Case) -> Surface:
     is_absent = "scratch" not in case.values
     scratch = payload_argument(case, 1, needed["scratch"], is_scratch=True, is_absent=is_absent)
     unit, pages = sizes["element_bytes"], sizes["num_pages"]
-    not_nested = [
-        Lie("not_nested", {"page_stride_bytes": stride, "num_pages": max(pages, 2)})
-        for stride in (sizes["page_bytes"] - unit, 0)
-    ]
-    not_nested.append(
-        Lie("not_nested", {"layer_stride_bytes": 0, "num_layers": max(sizes["num_layers"], 2)})
-    )
+    less = sizes["page_bytes"] - unit
     return Surface(
         case=case,
         arguments={
@@ -169,7 +158,10 @@ def surface(case: Case) -> Surface:
         counts=("num_pairs", "num_layers", "num_pages"),
         own={
             **size_lies(case),
-            "not_nested": not_nested,
+            "not_nested": [
+                *wrong_stride(case, "not_nested", "page_stride_bytes", "num_pages", less, 0),
+                *wrong_stride(case, "not_nested", "layer_stride_bytes", "num_layers", 0),
+            ],
             "conflict": conflict_lies(case, pages, pages),
             "scratch": _scratch_lies(case),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Dtype, Plan
 from pagefuzz.oracles.operations.cp_gather_and_upconvert_fp8_kv_cache import (
@@ -22,27 +23,25 @@ from pagefuzz.oracles.operations.cp_gather_and_upconvert_fp8_kv_cache import (
 )
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
-from pagefuzz.strategies import oddities
 from pagefuzz.strategies.boundaries import crossings
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
+from pagefuzz.strategies.gather_cases import Entries
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
     QUANTITIES,
     Form,
     Gather,
-    GatherChoices,
     gather_choices,
 )
+from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.refusals import Surface, lies, wrong_stride
 from pagefuzz.strategies.scales import bits, scales
+from pagefuzz.strategies.told import Told, corners_of, refused_for
 
 OPERATION = "cp_gather_and_upconvert_fp8_kv_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -55,22 +54,13 @@ ODDITIES = {
 }
 
 _FORM = Form(row_bytes=ROW_BYTES, row_element_bytes=2, cache_element_bytes=1, fixed_entry=True)
-_ALIGNMENTS = {"src": 4, "dst": 2, "block_table": 4, "starts": 4, "seq_starts": 4, "counts": 8}
-_OPTIONAL = ("seq_starts", "counts")
-#: Stride -> (size that must exceed 1 for it to count, alignment in bytes).
-_STRIDES = {
-    "page_stride_bytes": ("num_pages", 4),
-    "slot_stride_bytes": ("page_size_tokens", 4),
-    "dst_row_stride_bytes": ("dst_rows", 2),
-    "table_row_stride": ("num_requests", 1),
-}
+_ENTRIES = Entries(src_unit=4, dst_unit=2)
 #: 2^31 records or rows need terabytes.
 _CROSSINGS = crossings(
     {name: weight for name, weight in QUANTITIES.items() if name not in ("row index", "page id")}
 )
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(16))
-_CLASSES = class_strategies(CLASSES)
 _UNITS, _RECORDS, _SCALES = st.just(4), st.just(RECORD_BYTES), scales()
 
 
@@ -80,16 +70,13 @@ def cases(
     """Cases of this operation: three in five in contract (a quarter of them at overflow scale), one
     in four hostile, the others refused; about 30 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one request of one row in a pool of one page of one record with any scales, and
     on the way there as the cases of cp_gather_cache do.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite
@@ -107,64 +94,14 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     )
     gather = Gather(choices, limit_bytes, _FORM)
     words = draw(_SCALES)
-    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
-    junk = draw(_JUNK) if oddity != "none" else 0
-    placed = draw(placements(_ALIGNMENTS, "dst"))
-    if oddity != "none":
-        event(f"oddity: {oddity}")
-    if oddity in _BEFORE:
-        _BEFORE[oddity](gather, junk)
-    case = _case(gather, choices, words, placed)
-    if oddity == "ignored strides":
-        case = oddities.ignored_strides(case, _STRIDES, junk)
-    elif oddity == "null where empty":
-        case = oddities.null_where_empty(case, required_bytes(case))
-    elif oddity == "absent arguments":
-        case = oddities.absent_arguments(case, _OPTIONAL, junk)
-    return draw(lies(surface(case))) if case_class == "refused" else case
-
-
-_BEFORE: Mapping[str, Callable[[Gather, int], None]] = {
-    "far starts": oddities.far_starts,
-    "unread seq_starts": oddities.unread_seq_starts,
-    "ignored strides": oddities.single_row,
-}
-
-
-def _case(
-    gather: Gather,
-    choices: GatherChoices,
-    words: tuple[int, ...] | None,
-    placed: Mapping[str, Placement],
-) -> Case:
-    index = gather.index
-    values = {"block_table": gather.table, "starts": Values.literal(*index.starts)}
-    if index.seq_starts is not None:
-        values["seq_starts"] = Values.literal(*index.seq_starts)
-    if choices.counters is not None:
-        values["counts"] = Values.literal(*choices.counters)
-    present = ("src", "dst", *values)
+    oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
+    placed = draw(placements(_ENTRIES.alignments, "dst"))
+    begin_oddly(gather, oddity, junk)
+    case = _ENTRIES.case(OPERATION, gather, {}, placed)
     if words is not None:
-        values["src"] = Values.literal(*words)
-    return Case(
-        operation=OPERATION,
-        sizes={
-            "num_requests": index.num_requests,
-            "num_tokens": index.num_tokens,
-            "page_size_tokens": gather.page_size_tokens,
-            "num_pages": index.num_pages,
-            "table_width": index.table_width,
-            "table_row_stride": index.table_row_stride,
-            "page_stride_bytes": gather.page_stride_bytes,
-            "slot_stride_bytes": gather.slot_stride_bytes,
-            "dst_rows": gather.dst_rows,
-            "dst_row_stride_bytes": gather.dst_row_stride_bytes,
-            "has_terminal": choices.destination.has_terminal,
-        },
-        values=values,
-        placements={name: place for name, place in placed.items() if name in present},
-        seed=choices.seed,
-    )
+        case = replace(case, values={**case.values, "src": Values.literal(*words)})
+    told = surface(case)
+    return draw(lies(told)) if case_class == "refused" else oddly(told, oddity, junk)
 
 
 # ---- reports -------------------------------------------------------------------------------------
@@ -233,63 +170,19 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    return oddities.required_bytes(case, _STRIDES, RECORD_BYTES, ROW_BYTES)
+    return _ENTRIES.required_bytes(case, RECORD_BYTES, ROW_BYTES)
 
 
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
-    sizes, needed = case.sizes, required_bytes(case)
-    types = {
-        "src": (Dtype.U8, 3),
-        "dst": (Dtype.BF16, 2),
-        "block_table": (Dtype.I32, 2),
-        "starts": (Dtype.I32, 1),
-        "seq_starts": (Dtype.I32, 1),
-        "counts": (Dtype.I64, 1),
-    }
-    arguments = {
-        name: Argument(
-            int(dtype),
-            rank,
-            needed[name],
-            _ALIGNMENTS[name],
-            is_absent=name in _OPTIONAL and name not in case.values,
-        )
-        for name, (dtype, rank) in types.items()
-    }
-    rows = max(sizes["num_tokens"], 1)
-    own = {
-        "record_stride": [
-            Lie("record_stride", {name: stride, size: max(sizes[size], 2)})
-            for name, size in (
-                ("slot_stride_bytes", "page_size_tokens"),
-                ("page_stride_bytes", "num_pages"),
-            )
-            for stride in (RECORD_BYTES - 4, 0)
-        ],
-        "dst_rows": [
-            Lie("dst_rows", {"dst_rows": rows - 1, "num_tokens": rows}),
-            Lie("dst_rows", {"dst_rows": 0, "num_tokens": rows}),
-        ],
-        "not_nested": [
-            Lie("not_nested", {"dst_row_stride_bytes": stride, "dst_rows": max(rows, 2)})
-            for stride in (ROW_BYTES - 2, 0)
-        ],
-    }
-    return Surface(
-        case=case,
-        arguments=arguments,
-        destinations=("dst",),
-        strides=_STRIDES,
-        extents={
-            "page_stride_bytes": ("num_pages",),
-            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
-            "dst_row_stride_bytes": ("num_tokens", "dst_rows"),
-            "table_row_stride": ("num_requests", "table_width"),
-        },
-        counts=("num_requests", "num_tokens", "num_pages", "table_width"),
-        own=own,
-    )
+    less = RECORD_BYTES - 4
+    record_stride = [
+        *wrong_stride(case, "record_stride", "slot_stride_bytes", "page_size_tokens", less, 0),
+        *wrong_stride(case, "record_stride", "page_stride_bytes", "num_pages", less, 0),
+    ]
+    types = {"src": (Dtype.U8, 3), "dst": (Dtype.BF16, 2)}
+    own = {"record_stride": record_stride}
+    return _ENTRIES.surface(case, required_bytes(case), types, ROW_BYTES, own)
 
 
 # ---- corners -------------------------------------------------------------------------------------
@@ -382,9 +275,7 @@ CORNERS: Corners = {
         for name, holds in GATHER_CORNERS.items()
         if name not in _IMPOSSIBLE and name.split(":")[0] not in _IMPOSSIBLE
     },
-    "refused: record_stride": lambda _, expectation: any(
-        refusal.reason == "record_stride" for refusal in expectation.refusals
-    ),
+    **corners_of(Told, refused_for("record_stride")),
     "base: src at 4 past 8": _placed("src", 8, 4),
     "base: dst at 2 past 4": _placed("dst", 4, 2),
     "records: padded to no multiple of 8": _records(

@@ -11,29 +11,23 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.entry_references import EntryReferences
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Dtype, Plan
 from pagefuzz.oracles.registry import operation
-from pagefuzz.strategies import oddities
 from pagefuzz.strategies.choices import weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
-from pagefuzz.strategies.gathers import (
-    DEFAULT_LIMIT_BYTES,
-    Gather,
-    GatherChoices,
-    gather_choices,
-)
+from pagefuzz.strategies.gather_cases import Entries
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, Gather, gather_choices
+from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_size
 from pagefuzz.strategies.strides import entry_sizes
+from pagefuzz.strategies.told import Told, corners_of, refused_for
 
 OPERATION = "gather_and_maybe_dequant_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: What the cache holds -> weight; the value of kv_dtype is the position.
 KV_DTYPES = {"auto": 30, "fp8_e4m3": 40, "fp8_e5m2": 30}
@@ -66,25 +60,20 @@ _JUNK = st.sampled_from(range(16))
 _RESULTS = st.sampled_from((int(Dtype.BF16), int(Dtype.F16), int(Dtype.F32)))
 _SCALES = st.sampled_from(SCALES) | st.integers(-(2**31), 2**31 - 1)
 _ENTRY_SIZES = entry_sizes()
-_OPTIONAL = ("seq_starts", "scale", "counts")
 _CODES = (None, Dtype.E4M3, Dtype.E5M2)
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
     *, hostile: bool = True, refused: bool = True, limit_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> SearchStrategy[Case]:
-    """Cases of gather_and_maybe_dequant_cache, in the shares of `CLASSES` and `KV_DTYPES`.
-
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
+    """Cases of gather_and_maybe_dequant_cache, in the shares of `classes.CLASSES` and `KV_DTYPES`.
 
     Shrinks as the cases of cp_gather_cache do, towards a copy of bf16; with fp8 towards scale 1.
 
-    Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -133,192 +122,64 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     gather = Gather(choices, room)
     if gather.element_bytes != types.unit:  # too little memory for so many rows of such elements
         gather = Gather(replace(choices, crossing=None), room)
-    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
-    junk = draw(_JUNK) if oddity != "none" else 0
-    placed = draw(placements(_alignments(types.src_element, types.dst_element), "dst"))
-    if oddity != "none":
-        event(f"oddity: {oddity}")
-        if oddity in _BEFORE:
-            _BEFORE[oddity](gather, junk)
-    case = _case(gather, choices, types, scale, placed)
-    if oddity in _AFTER:
-        case = _AFTER[oddity](case, junk)
-    return draw(lies(surface(case))) if case_class == "refused" else case
-
-
-def _alignments(src_element: int, dst_element: int) -> dict[str, int]:
-    return {
-        "src": src_element,
-        "dst": dst_element,
-        "block_table": 4,
-        "starts": 4,
-        "seq_starts": 4,
-        "scale": 4,
-        "counts": 8,
-    }
-
-
-def _case(
-    gather: Gather,
-    choices: GatherChoices,
-    types: _Types,
-    scale: int | None,
-    placed: Mapping[str, Placement],
-) -> Case:
-    index = gather.index
-    values = {"block_table": gather.table, "starts": Values.literal(*index.starts)}
-    if index.seq_starts is not None:
-        values["seq_starts"] = Values.literal(*index.seq_starts)
-    if scale is not None:
-        values["scale"] = Values.literal(scale)
-    if choices.counters is not None:
-        values["counts"] = Values.literal(*choices.counters)
-    present = ("src", "dst", *values)
-    return Case(
-        operation=OPERATION,
-        sizes={
-            "num_requests": index.num_requests,
-            "num_tokens": index.num_tokens,
-            "page_size_tokens": gather.page_size_tokens,
-            "num_pages": index.num_pages,
-            "table_width": index.table_width,
-            "table_row_stride": index.table_row_stride,
-            "page_stride_bytes": gather.page_stride_bytes,
-            "slot_stride_bytes": gather.slot_stride_bytes,
-            "dst_rows": gather.dst_rows,
-            "dst_row_stride_bytes": gather.dst_row_stride_bytes * types.row_factor,
+    oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
+    entries = Entries(types.src_element, types.dst_element, has_scale=True)
+    placed = draw(placements(entries.alignments, "dst"))
+    begin_oddly(gather, oddity, junk)
+    case = entries.case(
+        OPERATION,
+        gather,
+        {
             "entry_elements": gather.entry_bytes // types.unit,
             "kv_dtype": types.kind,
             "dst_dtype": types.result,
-            "has_terminal": choices.destination.has_terminal,
         },
-        values=values,
-        placements={name: place for name, place in placed.items() if name in present},
-        seed=choices.seed,
+        placed,
+        row_factor=types.row_factor,
+        scale={} if scale is None else {"scale": Values.literal(scale)},
     )
-
-
-# ---- oddities ------------------------------------------------------------------------------------
-
-
-def _ignored_strides(case: Case, junk: int) -> Case:
-    return oddities.ignored_strides(case, _strides(case), junk)
-
-
-def _bytes(case: Case, _: int) -> Case:
-    if not case.sizes["kv_dtype"]:
-        return case
-    return replace(case, overrides={"src.dtype": int(Dtype.U8)})
-
-
-def _null_where_empty(case: Case, _: int) -> Case:
-    return oddities.null_where_empty(case, required_bytes(case))
-
-
-def _absent_arguments(case: Case, junk: int) -> Case:
-    return oddities.absent_arguments(case, _OPTIONAL, junk)
-
-
-_BEFORE: Mapping[str, Callable[[Gather, int], None]] = {
-    "far starts": oddities.far_starts,
-    "unread seq_starts": oddities.unread_seq_starts,
-    "ignored strides": oddities.single_row,
-}
-_AFTER: Mapping[str, Callable[[Case, int], Case]] = {
-    "ignored strides": _ignored_strides,
-    "bytes": _bytes,
-    "null where empty": _null_where_empty,
-    "absent arguments": _absent_arguments,
-}
+    if case_class == "refused":
+        return draw(lies(surface(case)))
+    if oddity == "bytes" and kind:
+        case = replace(case, overrides={"src.dtype": int(Dtype.U8)})
+    return oddly(surface(case), oddity, junk)
 
 
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def _elements(case: Case) -> tuple[int, int]:
-    """Bytes of a source and of a destination element."""
+def _entries(case: Case) -> Entries:
     result = Dtype(case.sizes["dst_dtype"]).size_bytes
-    return 1 if case.sizes["kv_dtype"] else result, result
-
-
-def _strides(case: Case) -> oddities.Strides:
-    src, dst = _elements(case)
-    return {
-        "page_stride_bytes": ("num_pages", src),
-        "slot_stride_bytes": ("page_size_tokens", src),
-        "dst_row_stride_bytes": ("dst_rows", dst),
-        "table_row_stride": ("num_requests", 1),
-    }
+    return Entries(1 if case.sizes["kv_dtype"] else result, result, has_scale=True)
 
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    elements, (src, dst) = case.sizes["entry_elements"], _elements(case)
-    needed = oddities.required_bytes(case, _strides(case), elements * src, elements * dst)
-    return {**needed, "scale": 4 if "scale" in case.values else 0}
+    elements, entries = case.sizes["entry_elements"], _entries(case)
+    return entries.required_bytes(case, elements * entries.src_unit, elements * entries.dst_unit)
 
 
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
-    sizes, needed, (src, dst) = case.sizes, required_bytes(case), _elements(case)
-    result = sizes["dst_dtype"]
-    types = {
-        "src": (int(_CODES[sizes["kv_dtype"]] or result), 3),
-        "dst": (result, 2),
-        "block_table": (int(Dtype.I32), 2),
-        "starts": (int(Dtype.I32), 1),
-        "seq_starts": (int(Dtype.I32), 1),
-        "scale": (int(Dtype.F32), 1),
-        "counts": (int(Dtype.I64), 1),
-    }
-    alignments = _alignments(src, dst)
-    arguments = {
-        name: Argument(
-            dtype,
-            rank,
-            needed[name],
-            alignments[name],
-            is_absent=name in _OPTIONAL and name not in case.values,
-        )
-        for name, (dtype, rank) in types.items()
-    }
-    rows, row_bytes = max(sizes["num_tokens"], 1), sizes["entry_elements"] * dst
+    entries, kind, result = _entries(case), case.sizes["kv_dtype"], case.sizes["dst_dtype"]
     own = {
-        "entry_elements": [
-            Lie("entry_elements", {"entry_elements": value}) for value in (0, -1, 2**31, 2**63 - 1)
-        ],
-        "kv_dtype": [Lie("kv_dtype", {"kv_dtype": value}) for value in (3, -1, 2**32)],
-        "dst_dtype": [
-            Lie("dst_dtype", {"dst_dtype": value})
-            for value in (int(Dtype.U16), int(Dtype.E4M3), 0, -1, 2**32 + int(Dtype.BF16))
-        ],
+        "entry_elements": wrong_size("entry_elements", 0, -1, 2**31, 2**63 - 1),
+        "kv_dtype": wrong_size("kv_dtype", 3, -1, 2**32),
+        "dst_dtype": wrong_size(
+            "dst_dtype", int(Dtype.U16), int(Dtype.E4M3), 0, -1, 2**32 + int(Dtype.BF16)
+        ),
         "null_scale": [
             Lie("null_scale", {"scale.data": 0, "scale.extent_bytes": 0}),
         ]
-        if sizes["kv_dtype"]
+        if kind
         else [],
-        "dst_rows": [
-            Lie("dst_rows", {"dst_rows": rows - 1, "num_tokens": rows}),
-            Lie("dst_rows", {"dst_rows": 0, "num_tokens": rows}),
-        ],
-        "not_nested": [
-            Lie("not_nested", {"dst_row_stride_bytes": stride, "dst_rows": max(rows, 2)})
-            for stride in (row_bytes - dst, 0)
-        ],
     }
-    return Surface(
-        case=case,
-        arguments=arguments,
-        destinations=("dst",),
-        strides=_strides(case),
-        extents={
-            "page_stride_bytes": ("num_pages",),
-            "slot_stride_bytes": ("page_size_tokens", "num_pages"),
-            "dst_row_stride_bytes": ("num_tokens", "dst_rows"),
-            "table_row_stride": ("num_requests", "table_width"),
-        },
-        counts=("num_requests", "num_tokens", "num_pages", "table_width"),
-        own=own,
+    return entries.surface(
+        case,
+        required_bytes(case),
+        {"src": (_CODES[kind] or result, 3), "dst": (result, 2)},
+        case.sizes["entry_elements"] * entries.dst_unit,
+        own,
     )
 
 
@@ -357,7 +218,7 @@ def _scaled(predicate: Callable[[float], bool]) -> _Corner:
 def _elements_per_16_bytes(plan: Plan, expectation: Expectation) -> bool:
     """Rows of whole 16-byte stores, from codes."""
     a = plan.arguments
-    row_bytes = a["entry_elements"] * _elements(plan.case)[1]
+    row_bytes = a["entry_elements"] * _entries(plan.case).dst_unit
     return _writes(expectation) and a["kv_dtype"] > 0 and row_bytes % 16 == 0
 
 
@@ -392,10 +253,6 @@ def _past(buffer: str, boundary: int) -> _Corner:
         return bool(touched) and int(touched.end[-1]) > boundary
 
     return holds
-
-
-def _refused(reason: str) -> _Corner:
-    return lambda plan, expectation: any(r.reason == reason for r in expectation.refusals)
 
 
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -442,9 +299,6 @@ CORNERS: Corners = MappingProxyType(
             for buffer in ("src", "dst")
             for power in (31, 32)
         },
-        **{
-            f"refused: {reason}": _refused(reason)
-            for reason in ("entry_elements", "kv_dtype", "dst_dtype", "null_scale")
-        },
+        **corners_of(Told, refused_for("entry_elements", "kv_dtype", "dst_dtype", "null_scale")),
     }
 )

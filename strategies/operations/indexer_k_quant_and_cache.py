@@ -11,26 +11,26 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.indexer_pages import LAYOUTS, quant_block, wrong_pages
+from pagefuzz.strategies.oddities import drawn, oddly
 from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.quantising import SCALE_KINDS, scale_kind_lies
 from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
 from pagefuzz.strategies.write_corners import indexer_write_corners
 from pagefuzz.strategies.writes import (
+    COUNTS,
     Write,
     index_arguments,
+    input_bytes,
     reach,
     row_lies,
-    with_ignored_strides,
-    with_nulls,
     write_choices,
 )
 
 OPERATION = "indexer_k_quant_and_cache"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Legal but unusual -> weight.
 ODDITIES = {
@@ -48,12 +48,9 @@ _MOST_GROUPS = 2048
 
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
-_LAYOUTS = weighted({0: 50, 1: 51})
-_SCALE_KINDS = weighted({0: 50, 1: 49})
 _HEADS = skewed((50, range(16, 129, 16)), (35, (128, 128, 192, 256)), (15, range(16, 1025, 16)))
 _BLOCKS = skewed((52, (0,)), (48, range(1, 40)))
 _ALIGNMENTS = {"k": 2, "slot_mapping": 8, "cache": 4, "counts": 8}
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -62,14 +59,13 @@ def cases(
     """Cases of indexer_k_quant_and_cache: three in five in contract (a quarter of them at overflow
     scale), one in four hostile, the others refused; about 24 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one token of 16 values with one plain scale, in a flat pool of one page of one
-    slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    slot.
+
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @st.composite
@@ -77,17 +73,14 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     case_class = draw(classes)
     event(f"class: {case_class}")
     choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
-    layout, head, block = draw(_LAYOUTS), draw(_HEADS), draw(_BLOCKS)
+    layout, head, block = draw(LAYOUTS), draw(_HEADS), draw(_BLOCKS)
     event(f"layout: {'tiled16' if layout else 'flat'}")
-    scale_kind = draw(_SCALE_KINDS)
-    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
-    junk = draw(_JUNK) if oddity != "none" else 0
+    scale_kind = draw(SCALE_KINDS)
+    oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     if choices.crossing is not None and choices.crossing.quantity == "slot index":
         head, block = TILE, 0  # the least that a token takes
-    # Divisors from the largest on.
-    divisors = [size for size in range(head, 0, -1) if head % size == 0]
-    quant_block = divisors[block % len(divisors)]
-    groups = head // quant_block
+    size = quant_block(head, block)
+    groups = head // size
     tokens = min(choices.mapping.num_tokens, max(1, _MOST_GROUPS // groups))
     write = Write(
         choices.with_tokens(tokens),
@@ -99,39 +92,22 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         page_multiple_tokens=TILE if layout == TILED16 else 1,
         instead=_INSTEAD,
     )
-    values = {"slot_mapping": Values.literal(*write.slots)}
-    if choices.counters is not None:
-        values["counts"] = Values.literal(*choices.counters)
     placed = draw(placements(_ALIGNMENTS, "cache"))
-    present = ("k", "cache", *values)
-    case = Case(
-        operation=OPERATION,
-        sizes={
-            "num_tokens": write.num_tokens,
-            "k_rows": write.input_rows,
-            "k_row_stride_bytes": write.row_stride_bytes(head * _INPUT),
-            "head_dim": head,
-            "quant_block": quant_block,
-            "page_layout": layout,
-            "page_size_tokens": write.page_size_tokens,
-            "num_pages": write.num_pages,
-            # Some of its layouts have slots that are further apart, or pages that interleave.
-            "page_stride_bytes": max(
-                write.page_stride_bytes, write.page_size_tokens * (head + 4 * groups)
-            ),
-            "scale_kind": scale_kind,
-        },
-        values=values,
-        placements={name: place for name, place in placed.items() if name in present},
-        seed=choices.seed,
-    )
-    if oddity != "none":
-        event(f"oddity: {oddity}")
-    if oddity == "ignored strides":
-        case = with_ignored_strides(case, STRIDES, junk)
-    elif oddity == "null where empty":
-        case = with_nulls(case, required_bytes(case))
-    return draw(lies(surface(case))) if case_class == "refused" else case
+    sizes = {
+        **write.inputs(k=head * _INPUT),
+        "head_dim": head,
+        "quant_block": size,
+        "page_layout": layout,
+        "page_size_tokens": write.page_size_tokens,
+        "num_pages": write.num_pages,
+        # Some of its layouts have slots that are further apart, or pages that interleave.
+        "page_stride_bytes": max(
+            write.page_stride_bytes, write.page_size_tokens * (head + 4 * groups)
+        ),
+        "scale_kind": scale_kind,
+    }
+    told = surface(write.case(OPERATION, sizes, placed))
+    return draw(lies(told)) if case_class == "refused" else oddly(told, oddity, junk)
 
 
 def _page(sizes: Mapping[str, int]) -> int:
@@ -151,12 +127,11 @@ STRIDES: Mapping[str, tuple[str, int]] = {
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    sizes, tokens = case.sizes, case.sizes["num_tokens"]
-    stride = sizes["k_row_stride_bytes"] if sizes["k_rows"] > 1 else 0
+    sizes = case.sizes
     pool = reach(case, STRIDES)["page_stride_bytes"] + _page(sizes)
     return {
-        "k": (tokens - 1) * stride + sizes["head_dim"] * _INPUT if tokens else 0,
-        "slot_mapping": 8 * tokens,
+        **input_bytes(case, k=sizes["head_dim"] * _INPUT),
+        "slot_mapping": 8 * sizes["num_tokens"],
         "cache": pool if sizes["num_pages"] else 0,
         "counts": 16 if "counts" in case.values else 0,
     }
@@ -165,7 +140,7 @@ def required_bytes(case: Case) -> dict[str, int]:
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
     sizes, needed = case.sizes, required_bytes(case)
-    index, head = index_arguments(case), case.sizes["head_dim"]
+    index = index_arguments(case)
     arguments = {
         "k": Argument(int(Dtype.BF16), 2, needed["k"], _INPUT),
         "slot_mapping": index["slot_mapping"],
@@ -173,14 +148,7 @@ def surface(case: Case) -> Surface:
         "counts": index["counts"],
     }
     told: dict[str, list[dict[str, int]]] = {
-        "scale_kind": [{"scale_kind": v} for v in (2, -1, 2**32)],
-        "head_dim": [{"head_dim": v} for v in (head + 8, 0, -16, 1040, 2**32 + 16)],
-        "quant_block": [{"quant_block": v} for v in (2 * head, 0, -1, 2**32 + 1)],
-        "page_layout": [{"page_layout": v} for v in (2, -1, 2**32)],
-        "page_size_tokens": [
-            *({"page_size_tokens": v} for v in (0, 4097, -1, 2**31, 2**32 + 1)),
-            *({"page_layout": 1, "page_size_tokens": v} for v in (1, 24, 4095)),
-        ],
+        **wrong_pages(sizes["head_dim"]),
         "not_nested": [
             {"page_stride_bytes": stride, "num_pages": max(sizes["num_pages"], 2)}
             for stride in (_page(sizes) - _UNIT, 0)
@@ -196,8 +164,8 @@ def surface(case: Case) -> Surface:
             "k_row_stride_bytes": ("num_tokens", "k_rows"),
             "page_stride_bytes": ("num_pages",),
         },
-        counts=("num_tokens", "num_pages"),
-        own={**own, "input_rows": row_lies(case, "k_rows")},
+        counts=COUNTS,
+        own={"scale_kind": scale_kind_lies(), **own, "input_rows": row_lies(case, "k_rows")},
     )
 
 

@@ -12,19 +12,34 @@ from hypothesis.strategies import SearchStrategy
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import skewed, weighted
-from pagefuzz.strategies.classes import check_limit, class_strategies
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
+from pagefuzz.strategies.oddities import drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.quantising import float_bits, input_dtypes, kv_dtypes, scale_vectors
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.quantising import (
+    cache_dtype,
+    float_bits,
+    input_dtypes,
+    kv_dtypes,
+    null_scale_lies,
+    scale_vectors,
+    type_lies,
+    units,
+)
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies, wrong_size
 from pagefuzz.strategies.write_corners import flash_corners
-from pagefuzz.strategies.writes import Write, index_arguments, reach, row_lies, write_choices
+from pagefuzz.strategies.writes import (
+    COUNTS,
+    Write,
+    index_arguments,
+    input_bytes,
+    reach,
+    row_lies,
+    write_choices,
+)
 
 OPERATION = "reshape_and_cache_flash"
-
-#: Weight of each class.
-CLASSES = {"in contract": 60, "hostile": 25, "refused": 15}
 
 #: Layout of keys, of values -> weight. `interleaved`: values behind the keys of each page.
 KEY_LAYOUTS = {"tokens first": 50, "heads first": 30, "padded heads": 20}
@@ -41,12 +56,10 @@ ODDITIES = {
 _KEY_LAYOUTS, _VALUE_LAYOUTS = weighted(KEY_LAYOUTS), weighted(VALUE_LAYOUTS)
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(19))
-_STRIDE_JUNK = (-1, 0, 3, -(2**31), 2**63 - 1, -(2**63), 2**32)
 _HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32)))
 _HEAD_ELEMENTS = skewed((40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256)))
 _PER_HEAD = weighted({False: 65, True: 35})
 _KV_DTYPES, _INPUT_DTYPES = kv_dtypes(), input_dtypes()
-_CLASSES = class_strategies(CLASSES)
 
 
 def cases(
@@ -55,14 +68,13 @@ def cases(
     """Cases of reshape_and_cache_flash: three in five in contract (a quarter of them at overflow
     scale), one in four hostile, the others refused; about 30 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
-
     Shrinks towards one token of one head of one element, F32 stored as it is, in a pool of one
-    page of one slot. Raises `InvalidArgument` for `limit_bytes` below 64 MiB.
+    page of one slot.
+
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
-    return _cases(_CLASSES[hostile, refused], limit_bytes)
+    return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -90,8 +102,7 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     event(f"keys: {key_layout}")
     event(f"values: {value_layout}")
     per_head = draw(_PER_HEAD)
-    oddity = draw(_ODDITIES) if case_class != "refused" else "none"
-    junk = draw(_JUNK) if oddity != "none" else 0
+    oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     unit = input_dtype.size_bytes
     stored = 1 if kv_dtype else unit
     if choices.crossing is not None:
@@ -100,9 +111,10 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         elif choices.crossing.quantity == "slot stride" and key_layout != "tokens first":
             heads = max(heads, 2)
     scale_count = heads if per_head else 1
-    scales = None
+    scales = {}
     if kv_dtype or oddity == "unread scale":
-        scales = [draw(scale_vectors(scale_count)) for _ in range(2)]
+        for name in ("k_scale", "v_scale"):
+            scales[name] = Values.literal(*draw(scale_vectors(scale_count)))
     elements = heads * head_elements
     write = Write(
         choices,
@@ -114,13 +126,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     )
     key = _key_strides(write, key_layout, heads, head_elements * stored)
     value, over = _value_strides(write, value_layout, key, heads, head_elements * stored)
-    rows = write.input_rows
+    row = elements * unit
     sizes = {
-        "num_tokens": write.num_tokens,
-        "key_rows": rows,
-        "value_rows": max(write.num_tokens, rows - rows % 2),
-        "key_row_stride_bytes": write.row_stride_bytes(elements * unit),
-        "value_row_stride_bytes": write.row_stride_bytes(elements * unit),
+        **write.inputs(key=row, value=row),
         "num_heads": heads,
         "head_elements": head_elements,
         "scale_count": scale_count,
@@ -131,33 +139,16 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         "input_dtype": int(input_dtype),
         "kv_dtype": kv_dtype,
     }
-    values = {"slot_mapping": Values.literal(*write.slots)}
-    if scales is not None:
-        values |= {"k_scale": Values.literal(*scales[0]), "v_scale": Values.literal(*scales[1])}
-    if choices.counters is not None:
-        values["counts"] = Values.literal(*choices.counters)
     placed = draw(placements(_alignments(unit, stored), "key_cache"))
-    present = ("key", "value", "key_cache", "value_cache", *values)
-    case = Case(
-        operation=OPERATION,
-        sizes=sizes,
-        values=values,
-        placements={name: place for name, place in placed.items() if name in present},
-        seed=choices.seed,
-    )
-    if over and case_class != "refused" and write.num_pages:
+    case = write.case(OPERATION, sizes, placed, scales)
+    if case_class == "refused":
+        return draw(lies(surface(case)))
+    if over and write.num_pages:
         case = _interleaved(case, over)
-    if oddity != "none":
-        event(f"oddity: {oddity}")
-    if oddity == "ignored strides":
-        ignored = [name for name, (size, _) in _strides(case).items() if case.sizes[size] <= 1]
-        case = case.with_sizes(
-            **{n: _STRIDE_JUNK[(junk + at) % len(_STRIDE_JUNK)] for at, n in enumerate(ignored)}
-        )
-    elif oddity == "codes as bytes" and kv_dtype:
+    if oddity == "codes as bytes" and kv_dtype:
         code = int(Dtype.U8)
         case = replace(case, overrides={"key_cache.dtype": code, "value_cache.dtype": code})
-    return draw(lies(surface(case))) if case_class == "refused" else case
+    return oddly(surface(case), oddity, junk)
 
 
 def _key_strides(write: Write, layout: str, heads: int, run: int) -> _Strides:
@@ -200,7 +191,7 @@ def _interleaved(case: Case, over: int) -> Case:
     """Values in the memory of key_cache: in each page behind its keys."""
     sizes = dict(case.sizes)
     if over < 0:  # pages become twice as large, unless slots or heads lie further apart
-        inside = sizes["head_elements"] * _units(case)[1]
+        inside = sizes["head_elements"] * units(case)[1]
         inside += (sizes["page_size_tokens"] - 1) * sizes["key_slot_stride_bytes"]
         inside += (sizes["num_heads"] - 1) * sizes["key_head_stride_bytes"]
         if sizes["key_page_stride_bytes"] < inside and sizes["num_pages"] > 1:
@@ -336,15 +327,9 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def _units(case: Case) -> tuple[int, int]:
-    """Bytes of an input element and of a stored one."""
-    unit = Dtype(case.sizes["input_dtype"]).size_bytes
-    return unit, 1 if case.sizes["kv_dtype"] else unit
-
-
 def _strides(case: Case) -> dict[str, tuple[str, int]]:
     """Stride -> (size that must exceed 1 for it to count, alignment in bytes)."""
-    unit, stored = _units(case)
+    unit, stored = units(case)
     out = {}
     for side in ("key", "value"):
         out[f"{side}_row_stride_bytes"] = (f"{side}_rows", unit)
@@ -356,13 +341,10 @@ def _strides(case: Case) -> dict[str, tuple[str, int]]:
 
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
-    sizes, (unit, stored) = case.sizes, _units(case)
+    sizes, (unit, stored) = case.sizes, units(case)
     reached, tokens = reach(case, _strides(case)), sizes["num_tokens"]
     row = sizes["num_heads"] * sizes["head_elements"] * unit
-    needed = {}
-    for side in ("key", "value"):
-        stride = sizes[f"{side}_row_stride_bytes"] if sizes[f"{side}_rows"] > 1 else 0
-        needed[side] = (tokens - 1) * stride + row if tokens else 0
+    needed = input_bytes(case, key=row, value=row)
     needed["slot_mapping"] = 8 * tokens
     for name in ("k_scale", "v_scale"):
         needed[name] = 4 * sizes["scale_count"] if name in case.values else 0
@@ -376,9 +358,8 @@ def required_bytes(case: Case) -> dict[str, int]:
 def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
     sizes, needed = case.sizes, required_bytes(case)
-    unit, stored = _units(case)
-    kv_dtype, input_dtype = sizes["kv_dtype"], sizes["input_dtype"]
-    cache_dtype = (input_dtype, int(Dtype.E4M3), int(Dtype.E5M2))[kv_dtype]
+    unit, stored = units(case)
+    input_dtype, stored_dtype = sizes["input_dtype"], cache_dtype(case)
     index = index_arguments(case)
     f32 = int(Dtype.F32)
     arguments: Mapping[str, Argument] = {
@@ -389,33 +370,22 @@ def surface(case: Case) -> Surface:
             name: Argument(f32, 1, needed[name], 4, is_absent=name not in case.values)
             for name in ("k_scale", "v_scale")
         },
-        "key_cache": Argument(cache_dtype, 4, needed["key_cache"], stored),
-        "value_cache": Argument(cache_dtype, 4, needed["value_cache"], stored),
+        "key_cache": Argument(stored_dtype, 4, needed["key_cache"], stored),
+        "value_cache": Argument(stored_dtype, 4, needed["value_cache"], stored),
         "counts": index["counts"],
     }
     run = sizes["head_elements"] * stored
     heads = sizes["num_heads"]
     own = {
-        "kv_dtype": [Lie("kv_dtype", {"kv_dtype": value}) for value in (3, -1, 2**32 + 1, 10)],
-        "input_dtype": [
-            Lie("input_dtype", {"input_dtype": value}) for value in (0, int(Dtype.U8), 10, -1)
-        ],
+        **type_lies(),
         "elements": [
             Lie("elements", {name: value})
             for name, past in (("num_heads", 65536), ("head_elements", 2**31))
             for value in (0, -1, past)
         ],
-        "scale_count": [
-            Lie("scale_count", {"scale_count": value}) for value in (0, -1, heads + 1, 2**32 + 1)
-        ],
+        "scale_count": wrong_size("scale_count", 0, -1, heads + 1, 2**32 + 1),
         "input_rows": row_lies(case, "key_rows", "value_rows"),
-        "null_scale": [
-            Lie(
-                "null_scale",
-                {f"{name}.data": 0, f"{name}.extent_bytes": 0, "kv_dtype": kv_dtype or 1},
-            )
-            for name in ("k_scale", "v_scale")
-        ],
+        "null_scale": null_scale_lies(case, "k_scale", "v_scale"),
         "not_nested": [
             Lie("not_nested", {f"{side}_{part}_stride_bytes": stride, size: max(sizes[size], 2)})
             for side in ("key", "value")
@@ -437,7 +407,7 @@ def surface(case: Case) -> Surface:
             name: ("num_tokens", size) if "row" in name else (size, "num_pages")
             for name, (size, _) in strides.items()
         },
-        counts=("num_tokens", "num_pages"),
+        counts=COUNTS,
         own=own,
     )
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
-from pagefuzz.strategies.classes import check_limit
+from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.page_copies import (
     PageCopy,
-    classes,
     conflict_lies,
     extent_bytes,
     index_arguments,
@@ -28,7 +27,7 @@ from pagefuzz.strategies.page_copies import (
 )
 from pagefuzz.strategies.page_copy_corners import swap_corners
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Lie, Surface, lies
+from pagefuzz.strategies.refusals import Surface, lies, wrong_stride
 
 OPERATION = "swap_blocks"
 
@@ -49,11 +48,9 @@ def cases(
     """Cases of swap_blocks: three in five in contract (a quarter of them at overflow scale), one in
     four hostile, the others refused; about 25 draws each.
 
-    hostile, refused  whether cases of that class may be drawn; without both, all are in contract
-    limit_bytes       bound on the memory of all buffers of a case together
+    Shrinks towards page 0 copied to page 1, of one byte.
 
-    Shrinks towards page 0 copied to page 1, of one byte. Raises `InvalidArgument` for `limit_bytes`
-    below 64 MiB.
+    Arguments, and what it raises: see `registry.cases_for`.
     """
     check_limit(limit_bytes)
     return _cases(classes(hostile=hostile, refused=refused), limit_bytes)
@@ -72,11 +69,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     unit = copy.element_bytes
     alignments = {"pairs": 8, "src_cache": unit, "dst_cache": unit, "counts": 8}
     case = _case(copy, draw(placements(alignments, "dst_cache")))
-    if case_class == "refused":
-        return draw(lies(surface(case)))
-    strides = strides_of(case, STRIDES)
+    told = surface(case)
     caches = ("src_cache", "dst_cache")
-    return draw(oddly(case, strides, required_bytes(case), caches, ("counts",)))
+    return draw(lies(told) if case_class == "refused" else oddly(told, caches))
 
 
 def _case(copy: PageCopy, placed: Mapping[str, Placement]) -> Case:
@@ -118,7 +113,7 @@ def surface(case: Case) -> Surface:
     """What launchers of this operation must see through, for a sound case."""
     sizes, needed = case.sizes, required_bytes(case)
     index = index_arguments(case)
-    unit, pages = sizes["element_bytes"], sizes["dst_num_pages"]
+    less = sizes["page_bytes"] - sizes["element_bytes"]
     return Surface(
         case=case,
         arguments={
@@ -133,11 +128,10 @@ def surface(case: Case) -> Surface:
         counts=("num_pairs", "src_num_pages", "dst_num_pages"),
         own={
             **size_lies(case),
-            "not_nested": [
-                Lie("not_nested", {"dst_page_stride_bytes": stride, "dst_num_pages": max(pages, 2)})
-                for stride in (sizes["page_bytes"] - unit, 0)
-            ],
-            "conflict": conflict_lies(case, sizes["src_num_pages"], pages),
+            "not_nested": wrong_stride(
+                case, "not_nested", "dst_page_stride_bytes", "dst_num_pages", less, 0
+            ),
+            "conflict": conflict_lies(case, sizes["src_num_pages"], sizes["dst_num_pages"]),
         },
     )
 

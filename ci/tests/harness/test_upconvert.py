@@ -11,7 +11,8 @@ from pagefuzz.harness.build import KERNELS
 from pagefuzz.harness.check import Checker, check
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
-from pagefuzz.strategies.operations.cp_gather_and_upconvert_fp8_kv_cache import CLASSES, cases
+from pagefuzz.strategies.classes import CLASSES
+from pagefuzz.strategies.operations.cp_gather_and_upconvert_fp8_kv_cache import cases
 from pagefuzz.strategies.reported import examples_for
 from pagefuzz.strategies.scales import SPECIAL
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ci.tests.oracles.test_indexer_gather import small_cases
+from ci.tests.oracles.test_indexer_gather import assert_torch_equals_loop, small_cases
 from ci.tests.oracles.test_references import assert_same
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
@@ -50,15 +50,7 @@ def test_vectorised_equals_loop(case: Case) -> None:
 @given(hinted_cases())
 def test_torch_equals_loop(case: Case) -> None:
     """Tensors gather the bytes that the loop gathers."""
-    plan = OPERATION.plan(case)
-    by_loop = {
-        name: {
-            at: value.tobytes()
-            for at, value in zip(runs.offsets.tolist(), runs.values, strict=True)
-        }
-        for name, runs in OPERATION.expect_by_loop(plan).expected.items()
-    }
-    assert OPERATION.expected_by_torch(plan) == by_loop
+    assert_torch_equals_loop(OPERATION.plan(case))
 
 
 CORNERS: dict[str, Callable[[Case], bool]] = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from ci.tests.oracles.lies import assert_extent_is_exact, lie, moved, reasons
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
@@ -38,18 +37,6 @@ CASE = Case(
     {"dst": Placement(before_bytes=32, slack_bytes=8, after_bytes=32)},
     seed=5,
 )
-
-
-def reasons(case: Case) -> set[str]:
-    return {refusal.reason for refusal in OPERATION.refusals(OPERATION.plan(case))}
-
-
-def lie(**overrides: int) -> Case:
-    return replace(CASE, overrides={k.replace("__", "."): v for k, v in overrides.items()})
-
-
-def moved(**placements: Placement) -> Case:
-    return replace(CASE, placements={**CASE.placements, **placements})
 
 
 # (reason, overrides after the layout); a `__` stands for the dot.
@@ -89,22 +76,20 @@ LIES = [
 @pytest.mark.parametrize(("reason", "overrides"), LIES, ids=str)
 def test_each_lie_is_refused_for_its_reason_alone(reason: str, overrides: dict[str, int]) -> None:
     """One false argument over a sound layout gives one reason."""
-    assert reasons(lie(**overrides)) == {reason}
+    assert reasons(lie(CASE, **overrides)) == {reason}
 
 
 @pytest.mark.parametrize(("name", "aligned", "odd"), [("src", 4, 2), ("dst", 2, 1)])
 def test_base_alignment(name: str, aligned: int, odd: int) -> None:
     """The cache to 4 bytes, rows to their element of 2."""
-    assert reasons(moved(**{name: Placement(offset_bytes=aligned)})) == set()
-    assert reasons(moved(**{name: Placement(offset_bytes=odd)})) == {"alignment"}
+    assert reasons(moved(CASE, **{name: Placement(offset_bytes=aligned)})) == set()
+    assert reasons(moved(CASE, **{name: Placement(offset_bytes=odd)})) == {"alignment"}
 
 
 @pytest.mark.parametrize("name", BUFFERS)
 def test_extent_one_byte_short(name: str) -> None:
     """An extent of what is required passes, one byte less is refused."""
-    required = OPERATION.plan(CASE).buffers[name].required_bytes
-    assert reasons(lie(**{f"{name}__extent_bytes": required})) == set()
-    assert reasons(lie(**{f"{name}__extent_bytes": required - 1})) == {"extent"}
+    assert_extent_is_exact(CASE, name)
 
 
 def test_required_bytes_end_with_the_last_record_and_row() -> None:
@@ -117,7 +102,7 @@ def test_required_bytes_end_with_the_last_record_and_row() -> None:
 @pytest.mark.parametrize("name", [name for name in BUFFERS if name != "dst"])
 def test_destination_meets_a_buffer(name: str) -> None:
     """One shared byte is an overlap."""
-    assert reasons(moved(**{name: Placement(over=("dst", 304))})) == {"overlap"}
+    assert reasons(moved(CASE, **{name: Placement(over=("dst", 304))})) == {"overlap"}
 
 
 INSIDE = [
@@ -136,6 +121,6 @@ INSIDE = [
 @pytest.mark.parametrize("overrides", INSIDE, ids=str)
 def test_just_inside_is_accepted(overrides: dict[str, int]) -> None:
     """The nearest legal argument is not refused; ignored strides may be anything."""
-    case = lie(**overrides)
+    case = lie(CASE, **overrides)
     found = OPERATION.refusals(OPERATION.plan(case))
     assert not found

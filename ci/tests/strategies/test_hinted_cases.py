@@ -6,7 +6,8 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from ci.tests.strategies.conftest import drawn_from
+from hypothesis import find
 
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.expectation import Expectation
@@ -24,23 +25,8 @@ Drawn = tuple[Case, Plan, Expectation]
 
 @cache
 def drawn(count: int) -> list[Drawn]:
-    found: list[Drawn] = []
-
-    @seed(0)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases_for(NAME, hostile=True, refused=True))
-    def collect(case: Case) -> None:
-        plan = OPERATION.plan(case)
-        found.append((case, plan, OPERATION.expect(plan)))
-
-    collect()
-    return found
+    found = drawn_from(cases_for(NAME, hostile=True, refused=True), count, 0, NAME)
+    return [(one.case, one.plan, one.expectation) for one in found]
 
 
 def unreached(count: int) -> list[str]:

@@ -6,7 +6,8 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from ci.tests.strategies.conftest import drawn_from
+from hypothesis import find
 from hypothesis.errors import InvalidArgument
 
 from pagefuzz.oracles.case import Case
@@ -33,23 +34,9 @@ def drawn(
     limit_bytes: int = 2**36,
     seed_value: int = 0,
 ) -> list[Drawn]:
-    found: list[Drawn] = []
-
-    @seed(seed_value)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases_for(NAME, hostile=hostile, refused=refused, limit_bytes=limit_bytes))
-    def collect(case: Case) -> None:
-        plan = OPERATION.plan(case)
-        found.append((case, plan, OPERATION.expect(plan)))
-
-    collect()
-    return found
+    strategy = cases_for(NAME, hostile=hostile, refused=refused, limit_bytes=limit_bytes)
+    found = drawn_from(strategy, count, seed_value, NAME)
+    return [(one.case, one.plan, one.expectation) for one in found]
 
 
 def memory_bytes(case: Case, plan: Plan) -> int:

@@ -6,10 +6,9 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from ci.tests.strategies.conftest import Drawn
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from ci.tests.strategies.conftest import Drawn, drawn_from
+from hypothesis import find
 
-from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.operations.gather_and_maybe_dequant_cache import required_bytes, surface
@@ -24,24 +23,8 @@ def drawn(
     count: int, hostile: bool = True, refused: bool = True, limit: int = 2**36
 ) -> list[Drawn]:
     """Generated cases; the first is the simplest."""
-    found: list[Drawn] = []
-    asked = operation(OPERATION)
-
-    @seed(0)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases_for(OPERATION, hostile=hostile, refused=refused, limit_bytes=limit))
-    def collect(case: Case) -> None:
-        plan = asked.plan(case)
-        found.append(Drawn(case, plan, asked.expect(plan), 0))
-
-    collect()
-    return found
+    strategy = cases_for(OPERATION, hostile=hostile, refused=refused, limit_bytes=limit)
+    return drawn_from(strategy, count, 0, OPERATION)
 
 
 @pytest.mark.slow

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from ci.tests.strategies.conftest import drawn_from
 
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Plan
-from pagefuzz.oracles.registry import operation
 from pagefuzz.strategies.registry import cases_for
 
 Drawn = tuple[Case, Plan, Expectation]
@@ -18,21 +17,6 @@ Drawn = tuple[Case, Plan, Expectation]
 @cache
 def drawn(name: str, count: int, *, hostile: bool = True, refused: bool = True) -> list[Drawn]:
     """`count` cases of an operation, what they are laid out as and what is expected of them."""
-    found: list[Drawn] = []
-    asked = operation(name)
-
-    @seed(0)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases_for(name, hostile=hostile, refused=refused))
-    def collect(case: Case) -> None:
-        plan = asked.plan(case)
-        found.append((case, plan, asked.expect(plan)))
-
-    collect()
-    return found
+    strategy = cases_for(name, hostile=hostile, refused=refused)
+    found = drawn_from(strategy, count, 0, name)
+    return [(one.case, one.plan, one.expectation) for one in found]
