@@ -124,6 +124,18 @@ def test_a_hole_that_was_opened_is_found_out(arena: HostArena) -> None:
         arena.synchronise()
 
 
+def test_closed_holes_are_not_poisoned(arena: HostArena) -> None:
+    """In an ASan build that would take an eighth of them as memory."""
+    wide = buffer("x", Role.SOURCE, 100, before_bytes=2**40, after_bytes=2**40)
+    address = arena.place(plan_of(wide), expectation_of(x=Footprint(IntervalSet([0], [100]))))["x"]
+    first, size = np.array(list(arena._outside())).T
+    outside = IntervalSet(first, first + size)
+    assert outside.total_bytes < 2**16
+    assert not outside.intersection(IntervalSet([address], [address + 100]))
+    for at in (-RED_ZONE_BYTES, 104, 2**40 + 99):
+        assert outside.contains(address + at, address + at + 1)
+
+
 # ---- launches ----
 
 
