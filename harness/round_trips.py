@@ -25,6 +25,7 @@ from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.contents import FILLS
+from pagefuzz.oracles.judgements.death import access_text
 from pagefuzz.oracles.moved_pages import MOVERS
 from pagefuzz.oracles.observation import Death, Launch, Status
 from pagefuzz.oracles.round_trip import RoundTrip, pair_name
@@ -227,11 +228,7 @@ def _of_death(death: Death, pair: str) -> Failure:
     access = death.access
     if access is None or not access.buffer:
         return Failure(NAME, title, ("death", death.how), {"access": death.detail})
-    verb = {True: "writes", False: "reads", None: "accesses"}[access.is_write]
-    details = {
-        "access": f"{verb} {access.buffer} at byte {access.offset_bytes} of {access.memory_bytes}",
-        "where": access.where,
-    }
+    details = {"access": access_text(death.how, access), "where": access.where}
     details = {label: text for label, text in details.items() if text}
     return Failure(NAME, title, ("death", death.how, access.buffer), details)
 

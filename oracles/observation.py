@@ -138,9 +138,9 @@ class Launch:
     fill       which of the two fills the memory held
     status     what the launcher returned, `message` its sentence
     chunks     for each buffer every run that the launch may have changed, red zones included, and
-               of one that is written in place every run that it may read or write; bytes outside
-               all chunks are known to be unchanged. Of several launches in a row into the same
-               memory they tell what all of them changed so far.
+               of one that is written in place every run that it may read or write; by offset, none
+               overlap; bytes outside all chunks are known to be unchanged. Of several launches in
+               a row into the same memory they tell what all of them changed so far.
     examined_bytes  memory known to be unchanged or in chunks, all buffers and red zones together
     record     of a checked build; None from any other
     around     its buffers, what memory there was

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +23,8 @@ def before_and_after(
     if not offsets.size:
         nothing = np.empty((0, size_bytes), dtype=np.uint8)
         return nothing, nothing
-    chunks = launch.chunks.get(buffer, ())
     low, high = int(offsets.min()), int(offsets.max()) + size_bytes
+    chunks = _within(launch.chunks.get(buffer, ()), low, high)
     for chunk in chunks:
         if chunk.offset_bytes <= low and high <= _end(chunk):
             at = offsets - chunk.offset_bytes
@@ -39,6 +42,13 @@ def before_and_after(
             before[i, here] = chunk.before[there]
             after[i, here] = chunk.after[there]
     return before, after
+
+
+def _within(chunks: Sequence[Chunk], low: int, high: int) -> Sequence[Chunk]:
+    """Those that may hold a byte of [low, high). Runs are asked for one by one, and a sparse buffer
+    has thousands of chunks: nothing here may look at all of them."""
+    first = bisect_right(chunks, low, key=_end)
+    return chunks[first : bisect_left(chunks, high, lo=first, key=lambda one: one.offset_bytes)]
 
 
 def _end(chunk: Chunk) -> int:

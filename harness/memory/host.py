@@ -387,18 +387,22 @@ class HostArena:
         return Collected(chunks, examined, self._around)
 
     def _outside(self) -> Iterator[tuple[int, int]]:
-        """(address, size) of every run of memory that belongs to no buffer's extent."""
-        spans = [(r.buffer, p.address + r.base, r.begin, r.end) for r, p in self._regions] + [
-            (s.buffer, s.mapping.address + s.base, -s.base, s.mapping.size_bytes - s.base)
+        """(address, size) of every run of memory that belongs to no buffer's extent, but for closed
+        holes: a tebibyte of workspace has 128 GiB of shadow bytes, and there a fault says as much.
+        """
+        none = IntervalSet()
+        spans = [(r.buffer, p.address + r.base, r.begin, r.end, none) for r, p in self._regions] + [
+            (s.buffer, s.mapping.address + s.base, -s.base, s.mapping.size_bytes - s.base, s.closed)
             for s in self._sparse
         ]
         overlaid = any(b.placement.over is not None for b in self._plan.buffers.values())
-        for buffer, address, begin, end in () if overlaid else spans:
+        for buffer, address, begin, end, closed in () if overlaid else spans:
             # One shadow byte describes 8 bytes and can only shorten them from the end.
-            stop = round_up(address + max(buffer.extent_bytes, 0), 8)
-            yield address + begin, -begin - address % 8
-            if stop < address + end:
-                yield stop, address + end - stop
+            stop = round_up(address + max(buffer.extent_bytes, 0), 8) - address
+            outside = IntervalSet([begin, min(stop, end)], [max(begin, -(address % 8)), end])
+            outside = outside.without(closed)
+            for first, last in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
+                yield address + first, last - first
 
     def _drop_sparse(self) -> None:
         for sparse in self._sparse:

@@ -107,7 +107,13 @@ class BlackBox:
         them nobody may touch."""
         none = IntervalSet()
         buffers = [
-            [name, addresses[name], buffer.memory_bytes, _pairs(closed.get(name, none))]
+            [
+                name,
+                addresses[name],
+                buffer.placement.before_bytes,
+                buffer.memory_bytes,
+                _pairs(closed.get(name, none)),
+            ]
             for name, buffer in plan.buffers.items()
             if addresses[name] and buffer.placement.over is None
         ]
@@ -139,24 +145,28 @@ class BlackBox:
         return MemoryUse.from_json(_MEMORY.unpack_from(self._memory, _MEMORY_AT))
 
     def fault(self) -> Fault | None:
-        """The fault that ended the worker, if one did."""
+        """The fault that ended the worker, if one did and it was noted."""
         noted = np.frombuffer(bytes(self._memory[_FAULT_AT : _FAULT_AT + 24]), np.int64)
         is_write, number = np.frombuffer(noted[2:].tobytes(), np.int32).tolist()
         if not number:
             return None
-        address, instruction = int(noted[0]), int(noted[1])
+        wrote = None if is_write < 0 else bool(is_write)
+        return self.fault_at(int(noted[0]), int(noted[1]), wrote)
+
+    def fault_at(self, address: int, instruction: int, is_write: bool | None) -> Fault:
+        """A fault at an address, as one of the launch that was noted last."""
         size = int.from_bytes(self._memory[_BUFFERS_AT : _BUFFERS_AT + 4], "little")
         text = bytes(self._memory[_BUFFERS_AT + 4 : _BUFFERS_AT + 4 + size])
         nearest: tuple[int, str, int, int, list[list[int]]] = (GUARD_BYTES, "", 0, 0, [])
         subject, buffers = json.loads(text) if text else ("", ())
-        for name, base, memory_bytes, holes in buffers:
-            distance = max(base - address, address - base - memory_bytes, 0)
+        for name, base, before_bytes, memory_bytes, holes in buffers:
+            # What lies in front may be wider than a guard.
+            distance = max(base - before_bytes - address, address - base - memory_bytes, 0)
             nearest = min(nearest, (distance, name, base, memory_bytes, holes))
         _, name, base, memory_bytes, holes = nearest
         at = address - base
         hole = next(((begin, end) for begin, end in holes if begin <= at < end), None)
-        wrote = None if is_write < 0 else bool(is_write)
-        return Fault(subject, name, at, memory_bytes, instruction, wrote, hole)
+        return Fault(subject, name, at, memory_bytes, instruction, is_write, hole)
 
     def close(self) -> None:
         self._memory.close()

@@ -14,22 +14,27 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, FixedBytes, Injection
-from pagefuzz.harness.sources import line_of
-from pagefuzz.harness.workers.blackbox import BlackBox, Fault, Stage
-from pagefuzz.harness.workers.ends import KILLERS, UNKNOWN_END, in_a_line, last_words, name_of_end
+from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.workers.ends import (
+    KILLERS,
+    UNKNOWN_END,
+    access_of,
+    in_a_line,
+    last_words,
+    name_of_end,
+)
 from pagefuzz.harness.workers.journal import Journal, Recorded
 from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.harness.workers.output import OutputFile
 from pagefuzz.harness.workers.protocol import Message, ProtocolError, receive, send
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.judgements.hang import HANG
-from pagefuzz.oracles.observation import Death, DeathAccess
+from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -473,24 +478,17 @@ class Worker:
         status = running.end()
         detail = last_words(running.output.text())
         short = _is_short_of_memory(running)
-        fault = running.box.fault()
+        access = access_of(running.box, detail)
         self.memory = self.memory.most(running.box.memory())
         self._running = None
         running.close()
         if how == HANG:
             said = f"no answer for {self._timeout_s:g} s; the worker was killed"
             return Death(HANG, f"{said}\n{detail}" if detail else said)
-        access = None if fault is None else self._access(fault)
         how = name_of_end(status, detail)
         if how == "SIGKILL":
             detail = f"{KILLERS[short]}\n{detail}".strip()
         return Death(how, detail, access)
-
-    def _access(self, fault: Fault) -> DeathAccess:
-        """A fault in the words of judgements."""
-        where = line_of(Path(fault.subject), fault.instruction)
-        at = (fault.buffer, fault.offset_bytes, fault.memory_bytes)
-        return DeathAccess(*at, fault.is_write, where, fault.hole)
 
     def restart(self) -> None:
         """Ends the process in order: the next case gets a fresh one."""

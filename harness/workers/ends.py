@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from pathlib import Path
 
+from pagefuzz.harness.sources import line_of, source_path
+from pagefuzz.harness.workers.blackbox import BlackBox
 from pagefuzz.harness.workers.output import REPORT
-from pagefuzz.oracles.observation import Death
+from pagefuzz.oracles.observation import Death, DeathAccess
 
 UNKNOWN_END = "unknown end"
 
@@ -47,3 +51,26 @@ def last_words(output: str) -> str:
 
 def in_a_line(death: Death) -> str:
     return " ".join(f"{death.how} {death.detail}".split())
+
+
+def access_of(box: BlackBox, report: str) -> DeathAccess | None:
+    """The access that ended a process, in the words of judgements; None if none is known.
+
+    report  the last words of the process: AddressSanitizer handles faults itself, and prints them
+    """
+    fault, where = box.fault(), ""
+    if fault is not None:
+        where = line_of(Path(fault.subject), fault.instruction)
+    elif (said := _FAULT.search(report)) is not None:
+        verb, place = _VERB.search(report), _PLACE.search(report)
+        fault = box.fault_at(int(said[1], 16), -1, None if verb is None else verb[1] == "WRITE")
+        where = "" if place is None else f"{source_path(place[1])}:{place[2]}"
+    if fault is None:
+        return None
+    at = (fault.buffer, fault.offset_bytes, fault.memory_bytes)
+    return DeathAccess(*at, fault.is_write, where, fault.hole)
+
+
+_FAULT = re.compile(rf"{REPORT}: (?:SEGV|BUS) on unknown address (0x[0-9a-f]+)")
+_VERB = re.compile(r"caused by a (READ|WRITE) memory access")
+_PLACE = re.compile(r"^ *#\d+ \S+ in .* (?:\S*/)?([^/\s]+\.cu):(\d+)", re.M)

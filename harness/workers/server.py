@@ -145,7 +145,8 @@ def _prepare(assignment: dict[str, Any]) -> None:
         source = Path(one["source_path"])
         if source.suffix == ".py":
             if one["backend"] == "cuda":  # Triton's driver asks it; the interpreter does without
-                with contextlib.suppress(ImportError):  # a worker reports it
+                # A worker reports it: one that lacks a library raises OSError, for instance.
+                with contextlib.suppress(Exception):
                     importlib.import_module("torch")
         else:
             with contextlib.suppress(CannotCheckError):  # a worker reports it

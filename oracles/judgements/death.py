@@ -45,17 +45,33 @@ class DeathJudgement(Judgement):
         verb, buffer, at = _VERBS[access.is_write], access.buffer, access.offset_bytes
         inside = 0 <= at < access.memory_bytes
         side = "inside" if inside else "before" if at < 0 else "past"
-        page = "a page mapped read-only" if inside else "a page that nobody may touch"
-        if access.hole is not None:
-            begin, end = access.hole
-            page = f"a stretch where no byte is legal (bytes {begin}..{end - 1})"
         details = {
-            "access": f"{verb}s {buffer} at byte {at} of {access.memory_bytes}: {how}, {page}",
+            "access": access_text(how, access),
             "where": access.where,
-            "means": (run.operation.mapping(run.plan, buffer, at) or "") if inside else "",
+            "means": _mapping(run, buffer, at),
         }
         details = {label: text for label, text in details.items() if text}
         return Failure(self.name, f"{verb} {side} {buffer}", (how, buffer, verb, side), details)
+
+
+def access_text(how: str, access: DeathAccess) -> str:
+    """What was accessed of which buffer, and why that ended the process, on one line."""
+    verb = {True: "writes", False: "reads", None: "accesses"}[access.is_write]
+    at = access.offset_bytes
+    inside = 0 <= at < access.memory_bytes
+    page = "a page mapped read-only" if inside else "a page that nobody may touch"
+    if access.hole is not None:
+        begin, end = access.hole
+        page = f"a stretch where no byte is legal (bytes {begin}..{end - 1})"
+    return f"{verb} {access.buffer} at byte {at} of {access.memory_bytes}: {how}, {page}"
+
+
+def _mapping(run: Run, name: str, offset_bytes: int) -> str:
+    """How the contract comes to a byte; empty in workspace, with which it has nothing to do."""
+    buffer = run.plan.buffers[name]
+    if not 0 <= offset_bytes < buffer.required_bytes + buffer.placement.slack_bytes:
+        return ""
+    return run.operation.mapping(run.plan, name, offset_bytes) or ""
 
 
 def reported_access(report: str) -> str:
@@ -67,7 +83,7 @@ def reported_access(report: str) -> str:
     said = _ACCESS.search(report)
     verb = "" if said is None else "reads " if "READ" in said[0] else "writes "
     size = f"{said['bytes']} bytes " if said is not None and said["bytes"] else ""
-    return f"{verb}{size}in {place['function']}, {place['path']}:{place['line']}"
+    return f"{verb}{size}in {place['function']}, {_FOLDER}/{place['file']}:{place['line']}"
 
 
 def means_of(how: str) -> str:
@@ -109,9 +125,11 @@ _MEANS = {
     "invalid program counter": "a thread jumped to where there is no code; the context is lost",
 }
 
+#: Of operations' sources. A twin is compiled from a changed copy elsewhere; its lines are the same.
+_FOLDER = "kernels/operations"
 _ACCESS = re.compile(r"(READ|WRITE) (of size (?P<bytes>\d+)|memory access)")
 _PLACE = re.compile(
-    r"^ *#\d+ \S+ in (?P<function>.+) \S*(?P<path>kernels/operations/\S+):(?P<line>\d+)", re.M
+    r"^ *#\d+ \S+ in (?P<function>.+) \S*/(?P<file>[^/\s]+\.cu):(?P<line>\d+)", re.M
 )
 
 _VERBS = {True: "write", False: "read", None: "access"}

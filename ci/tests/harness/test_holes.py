@@ -21,7 +21,7 @@ from ci.tests.harness.test_host_memory import (
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.injection import suitable_cases, with_hole
 from pagefuzz.harness.memory import host
-from pagefuzz.harness.memory.arena import RED_ZONE_BYTES
+from pagefuzz.harness.memory.arena import GUARD_BYTES, RED_ZONE_BYTES
 from pagefuzz.harness.memory.host import PAGE_BYTES, HostArena
 from pagefuzz.harness.own_process import SpoiledProcessError
 from pagefuzz.harness.running import Injection
@@ -124,6 +124,18 @@ def test_a_hole_that_was_opened_is_found_out(arena: HostArena) -> None:
         arena.synchronise()
 
 
+def test_closed_holes_are_not_poisoned(arena: HostArena) -> None:
+    """In an ASan build that would take an eighth of them as memory."""
+    wide = buffer("x", Role.SOURCE, 100, before_bytes=2**40, after_bytes=2**40)
+    address = arena.place(plan_of(wide), expectation_of(x=Footprint(IntervalSet([0], [100]))))["x"]
+    first, size = np.array(list(arena._outside())).T
+    outside = IntervalSet(first, first + size)
+    assert outside.total_bytes < 2**16
+    assert not outside.intersection(IntervalSet([address], [address + 100]))
+    for at in (-RED_ZONE_BYTES, 104, 2**40 + 99):
+        assert outside.contains(address + at, address + at + 1)
+
+
 # ---- launches ----
 
 
@@ -147,6 +159,33 @@ def test_an_access_in_a_hole_is_named(name: str, kind: str) -> None:
     begin, end = map(int, stretch.rstrip(")").split(".."))
     assert begin <= MIDDLE <= end < memory_bytes
     assert failure.details["where"].startswith("kernels/operations/cp_gather_cache.cu:")
+
+
+def test_a_hole_far_in_front_of_a_buffer_is_named() -> None:
+    """Workspace in front may be wider than a guard."""
+    front = 4 * GUARD_BYTES
+    case = suitable_cases(OPERATION, 1)[0]
+    wide = replace(case, placements={"src": Placement(before_bytes=front)})
+    at = 2**20 - front
+    with Checker(OPERATION, SUBJECT, "host", "inject") as checker:
+        (failure,) = checker.check(wide, injection=Injection("src", at, 1, "read")).failures
+    assert failure.title == "read before src"
+    assert f"src at byte {at} of " in failure.details["access"]
+    assert "a stretch where no byte is legal" in failure.details["access"]
+
+
+def test_an_access_in_a_hole_is_named_by_asan_too() -> None:
+    """It handles faults itself, and says where in a report."""
+    cases = [one for one in suitable_cases(OPERATION, 4) if one.sizes["num_pages"] > 1]
+    far = cases[0].with_sizes(page_stride_bytes=2**32)
+    wrong = Injection("src", MIDDLE, 1, "read")
+    with Checker(OPERATION, SUBJECT, "host", "asan,inject") as checker:
+        (failure,) = checker.check(far, injection=wrong).failures
+        assert checker.check(far).clean
+    assert failure.key == ("AddressSanitizer SEGV", "src", "read", "inside")
+    said = failure.details["access"]
+    assert said.startswith(f"reads src at byte {MIDDLE} of ")
+    assert "AddressSanitizer SEGV, a stretch where no byte is legal" in said
 
 
 def has_memory(case: Case, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -23,7 +24,7 @@ from ci.tests.processes import children, is_alive, wait_until_gone
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, Assignment
-from pagefuzz.harness.workers import worker
+from pagefuzz.harness.workers import server, worker
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
 from pagefuzz.harness.workers.client import (
     ForkServer,
@@ -433,3 +434,19 @@ def test_a_launch_that_closed_the_channel_is_to_blame(monkeypatch: pytest.Monkey
         with pytest.raises(OSError, match="Bad file descriptor"):
             worker.serve(theirs, file, {})
     assert seen.stage is not Stage.IDLE
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
+def test_a_server_outlives_a_torch_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A worker, which needs it, says so; OSError is what one without its libraries raises."""
+    asked = []
+
+    def broken(name: str) -> None:
+        asked.append(name)
+        raise error(name)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    server._prepare({"source_path": "x.py", "backend": "cuda", "operation": "x"})
+    assert asked == ["torch"]
