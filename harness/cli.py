@@ -209,7 +209,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="write summary.json, findings/ and journal.jsonl there; default: findings/ here, "
         "no summary",
     )
-    _add_workers(fuzz)
+    _add_workers(fuzz, "ends the run with exit code 2")
 
 
 def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -224,7 +224,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_device(replay, default=None)
     _add_sanitizer(replay, "show the case to a sanitizer; default: the finding's, else none")
     _add_hang_after(replay, "the finding's, else 60s")
-    _add_workers(replay)
+    _add_workers(replay, "ends this process by its signal")
 
 
 def _add_hang_after(command: argparse.ArgumentParser, default: str) -> None:
@@ -281,7 +281,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     trip.add_argument(
         "--report", type=path, metavar="DIR", help="write findings/ there; default: here"
     )
-    _add_workers(trip)
+    _add_workers(trip, "ends this process by its signal")
 
 
 def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -358,13 +358,14 @@ def _add_sanitizer(command: argparse.ArgumentParser, does: str) -> None:
     )
 
 
-def _add_workers(command: argparse.ArgumentParser) -> None:
+def _add_workers(command: argparse.ArgumentParser, fault: str) -> None:
+    """fault: what one does without isolation."""
     command.add_argument(
         "--isolate",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="launch in worker processes, so that a launch that kills its process is a finding; "
-        "without, a fault ends the run with exit code 2, for a debugger to see; default: isolate",
+        f"without, a fault {fault}, for a debugger to see; default: isolate",
     )
     _add_gpu_memory(command)
 
