@@ -8,6 +8,7 @@ from pagefuzz.oracles.judgement import Judged, Judgement, Run
 from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.observation import DeathAccess
 from pagefuzz.oracles.verdict import Failure
+from pagefuzz.oracles.wording import count_text
 
 
 class DeathJudgement(Judgement):
@@ -82,7 +83,8 @@ def reported_access(report: str) -> str:
         return ""
     said = _ACCESS.search(report)
     verb = "" if said is None else "reads " if "READ" in said[0] else "writes "
-    size = f"{said['bytes']} bytes " if said is not None and said["bytes"] else ""
+    count = "" if said is None else said["bytes"] or ""
+    size = f"{count_text(int(count), 'byte')} " if count else ""
     return f"{verb}{size}in {place['function']}, {_FOLDER}/{place['file']}:{place['line']}"
 
 
