@@ -237,7 +237,7 @@ def test_live_terminal(tmp_path: Path):
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "pagefuzz", "fuzz", "--op", "cp_gather_cache"),
-            *("--device", "host", "--time", "12s"),
+            *("--device", "host", "--time", "7s"),
         ],
         cwd=tmp_path,
         env={**env, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"},
