@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.gathers import Gather
-from pagefuzz.strategies.refusals import Argument, Lie, Surface
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, reach, rows_bytes
 
 #: dtype and rank of what every gather reads and counts beside the cache, and of a scale.
 VECTOR_TYPES = MappingProxyType(
@@ -155,14 +155,11 @@ class Entries:
 
     def required_bytes(self, case: Case, entry_bytes: int, row_bytes: int) -> dict[str, int]:
         """What every buffer needs; absent ones 0."""
-        sizes = case.sizes
-        step = {n: sizes[n] if sizes[size] > 1 else 0 for n, (size, _) in self.strides.items()}
-        pool = (sizes["num_pages"] - 1) * step["page_stride_bytes"] + entry_bytes
-        pool += (sizes["page_size_tokens"] - 1) * step["slot_stride_bytes"]
-        rows = sizes["num_tokens"]
+        reached = reach(case, self.strides)
+        pool = reached["page_stride_bytes"] + reached["slot_stride_bytes"] + entry_bytes
         needed = {
-            "src": pool if sizes["num_pages"] else 0,
-            "dst": (rows - 1) * step["dst_row_stride_bytes"] + row_bytes if rows else 0,
+            "src": pool if case.sizes["num_pages"] else 0,
+            **rows_bytes(case, dst=row_bytes),
             **vector_bytes(case),
         }
         return {**needed, "scale": 4 if "scale" in case.values else 0} if self.has_scale else needed

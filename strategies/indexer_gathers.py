@@ -33,7 +33,7 @@ from pagefuzz.strategies.indexer_corners import STRIDES, row_bytes
 from pagefuzz.strategies.indexer_pages import LAYOUTS, quant_block, wrong_pages
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
-from pagefuzz.strategies.refusals import Lie, Surface, lies
+from pagefuzz.strategies.refusals import Lie, Surface, lies, reach, rows_bytes
 from pagefuzz.strategies.strides import rounded_up
 
 #: What reaches a boundary of 32-bit arithmetic -> weight; see `gathers.QUANTITIES`.
@@ -318,13 +318,10 @@ def _cases(
 def required_bytes(case: Case) -> dict[str, int]:
     """What every buffer needs; absent ones 0."""
     sizes, rows = case.sizes, row_bytes(case.sizes)
-    step = {name: sizes[name] if sizes[size] > 1 else 0 for name, (size, _) in STRIDES.items()}
-    pages, tokens = sizes["num_pages"], sizes["num_tokens"]
-    page = sizes["page_size_tokens"] * sum(rows.values())
-    needed = {"src": (pages - 1) * step["page_stride_bytes"] + page if pages else 0}
-    for name, row in rows.items():
-        needed[name] = (tokens - 1) * step[f"{name}_row_stride_bytes"] + row if tokens else 0
-    hints = {HINTS: 4 * tokens} if HINTS in case.values else {}
+    pool = reach(case, STRIDES)["page_stride_bytes"]
+    pool += sizes["page_size_tokens"] * sum(rows.values())
+    needed = {"src": pool if sizes["num_pages"] else 0, **rows_bytes(case, **rows)}
+    hints = {HINTS: 4 * sizes["num_tokens"]} if HINTS in case.values else {}
     return {**needed, **vector_bytes(case), **hints}
 
 

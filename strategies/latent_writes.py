@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.layout import Dtype
-from pagefuzz.strategies.refusals import Argument, Lie, Surface
-from pagefuzz.strategies.writes import COUNTS, Write, index_arguments, input_bytes, reach
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, reach, rows_bytes
+from pagefuzz.strategies.writes import COUNTS, Write, index_arguments
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LatentWrite:
         scale = {"scale": 4 if "scale" in case.values else 0} if self.has_scale else {}
         pool = reached["page_stride_bytes"] + reached["slot_stride_bytes"] + entry_bytes
         return {
-            **input_bytes(case, **rows),
+            **rows_bytes(case, **rows),
             "slot_mapping": 8 * sizes["num_tokens"],
             **scale,
             "cache": pool if sizes["num_pages"] else 0,

@@ -16,7 +16,7 @@ from pagefuzz.strategies.boundaries import Boundary, Crossing
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.gathers import LEAST_LIMIT_BYTES
 from pagefuzz.strategies.page_pairs import PADDING, PairChoices, pair_choices
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, wrong_size
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, reach, wrong_size
 from pagefuzz.strategies.strides import PACKED_PAGE_STRIDES, element_sizes, rounded_up
 
 #: How pages lie -> weight.
@@ -306,8 +306,7 @@ def extent_bytes(case: Case, strides: Mapping[str, str]) -> int:
     sizes = case.sizes
     if not all(sizes[size] for size in strides.values()):
         return 0
-    reached = [(sizes[size] - 1) * sizes[n] for n, size in strides.items() if sizes[size] > 1]
-    return sum(reached) + sizes["page_bytes"]
+    return sum(reach(case, strides_of(case, strides)).values()) + sizes["page_bytes"]
 
 
 def index_arguments(case: Case) -> dict[str, Argument]:

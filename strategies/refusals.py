@@ -77,6 +77,25 @@ class Lie:
         )
 
 
+def reach(case: Case, strides: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Stride -> what it adds to an extent. strides: name -> (size that counts, ...)."""
+    sizes = case.sizes
+    return {
+        name: (sizes[size] - 1) * sizes[name] if sizes[size] > 1 else 0
+        for name, (size, _) in strides.items()
+    }
+
+
+def rows_bytes(case: Case, **row_bytes: int) -> dict[str, int]:
+    """What inputs or destinations need of which num_tokens rows of that size count."""
+    sizes, tokens = case.sizes, case.sizes["num_tokens"]
+    needed = {}
+    for name, row in row_bytes.items():
+        stride = sizes[f"{name}_row_stride_bytes"] if sizes[f"{name}_rows"] > 1 else 0
+        needed[name] = (tokens - 1) * stride + row if tokens else 0
+    return needed
+
+
 def wrong_size(name: str, *values: int) -> list[Lie]:
     """Values that a size may not have, for the reason that is named like it."""
     return [Lie(name, {name: value}) for value in values]

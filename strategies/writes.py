@@ -291,22 +291,3 @@ def row_lies(case: Case, *rows: str) -> list[Lie]:
         for name in rows
         for fewer in (tokens - 1, 0, -1)
     ]
-
-
-def input_bytes(case: Case, **row_bytes: int) -> dict[str, int]:
-    """What inputs with rows of that size need."""
-    sizes, tokens = case.sizes, case.sizes["num_tokens"]
-    needed = {}
-    for name, row in row_bytes.items():
-        stride = sizes[f"{name}_row_stride_bytes"] if sizes[f"{name}_rows"] > 1 else 0
-        needed[name] = (tokens - 1) * stride + row if tokens else 0
-    return needed
-
-
-def reach(case: Case, strides: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-    """Stride -> what it adds to an extent. strides: name -> (size that counts, ...)."""
-    sizes = case.sizes
-    return {
-        name: (sizes[size] - 1) * sizes[name] if sizes[size] > 1 else 0
-        for name, (size, _) in strides.items()
-    }

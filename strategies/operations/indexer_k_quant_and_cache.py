@@ -18,14 +18,12 @@ from pagefuzz.strategies.indexer_pages import LAYOUTS, quant_block, wrong_pages
 from pagefuzz.strategies.oddities import drawn, oddly
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.quantising import SCALE_KINDS, scale_kind_lies
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies, reach, rows_bytes
 from pagefuzz.strategies.write_corners import indexer_write_corners
 from pagefuzz.strategies.writes import (
     COUNTS,
     Write,
     index_arguments,
-    input_bytes,
-    reach,
     row_lies,
     write_choices,
 )
@@ -130,7 +128,7 @@ def required_bytes(case: Case) -> dict[str, int]:
     sizes = case.sizes
     pool = reach(case, STRIDES)["page_stride_bytes"] + _page(sizes)
     return {
-        **input_bytes(case, k=sizes["head_dim"] * _INPUT),
+        **rows_bytes(case, k=sizes["head_dim"] * _INPUT),
         "slot_mapping": 8 * sizes["num_tokens"],
         "cache": pool if sizes["num_pages"] else 0,
         "counts": 16 if "counts" in case.values else 0,

@@ -27,14 +27,12 @@ from pagefuzz.strategies.quantising import (
     type_lies,
     units,
 )
-from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies, wrong_size
+from pagefuzz.strategies.refusals import Argument, Lie, Surface, lies, reach, rows_bytes, wrong_size
 from pagefuzz.strategies.write_corners import flash_corners
 from pagefuzz.strategies.writes import (
     COUNTS,
     Write,
     index_arguments,
-    input_bytes,
-    reach,
     row_lies,
     write_choices,
 )
@@ -344,7 +342,7 @@ def required_bytes(case: Case) -> dict[str, int]:
     sizes, (unit, stored) = case.sizes, units(case)
     reached, tokens = reach(case, _strides(case)), sizes["num_tokens"]
     row = sizes["num_heads"] * sizes["head_elements"] * unit
-    needed = input_bytes(case, key=row, value=row)
+    needed = rows_bytes(case, key=row, value=row)
     needed["slot_mapping"] = 8 * tokens
     for name in ("k_scale", "v_scale"):
         needed[name] = 4 * sizes["scale_count"] if name in case.values else 0
