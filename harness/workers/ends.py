@@ -10,6 +10,7 @@ from pathlib import Path
 from pagefuzz.harness.sources import line_of, source_path
 from pagefuzz.harness.workers.blackbox import BlackBox
 from pagefuzz.harness.workers.output import REPORT
+from pagefuzz.oracles.judgements.death import reported_place
 from pagefuzz.oracles.observation import Death, DeathAccess
 
 UNKNOWN_END = "unknown end"
@@ -62,9 +63,9 @@ def access_of(box: BlackBox, report: str) -> DeathAccess | None:
     if fault is not None:
         where = line_of(Path(fault.subject), fault.instruction)
     elif (said := _FAULT.search(report)) is not None:
-        verb, place = _VERB.search(report), _PLACE.search(report)
+        verb, place = _VERB.search(report), reported_place(report)
         fault = box.fault_at(int(said[1], 16), -1, None if verb is None else verb[1] == "WRITE")
-        where = "" if place is None else f"{source_path(place[1])}:{place[2]}"
+        where = "" if place is None else f"{source_path(place['file'])}:{place['line']}"
     if fault is None:
         return None
     at = (fault.buffer, fault.offset_bytes, fault.memory_bytes)
@@ -73,4 +74,3 @@ def access_of(box: BlackBox, report: str) -> DeathAccess | None:
 
 _FAULT = re.compile(rf"{REPORT}: (?:SEGV|BUS) on unknown address (0x[0-9a-f]+)")
 _VERB = re.compile(r"caused by a (READ|WRITE) memory access")
-_PLACE = re.compile(r"^ *#\d+ \S+ in .* (?:\S*/)?([^/\s]+\.cu):(\d+)", re.M)

@@ -78,7 +78,7 @@ def _mapping(run: Run, name: str, offset_bytes: int) -> str:
 def reported_access(report: str) -> str:
     """What AddressSanitizer's report says, in a line: the access, and the first place in a kernel's
     own source. Empty if the report does not say where, or is none."""
-    place = _PLACE.search(report)
+    place = reported_place(report)
     if place is None:
         return ""
     said = _ACCESS.search(report)
@@ -86,6 +86,11 @@ def reported_access(report: str) -> str:
     count = "" if said is None else said["bytes"] or ""
     size = f"{count_text(int(count), 'byte')} " if count else ""
     return f"{verb}{size}in {place['function']}, {_FOLDER}/{place['file']}:{place['line']}"
+
+
+def reported_place(report: str) -> re.Match[str] | None:
+    """The first frame in an operation's source: `function`, `file` without folders and `line`."""
+    return _PLACE.search(report)
 
 
 def means_of(how: str) -> str:
