@@ -144,7 +144,7 @@ def initial_bytes(
     if buffer.role.holds_payload and readable:
         runs, origin = readable.clipped(begin, end), buffer.payload_origin_bytes
         if len(runs) <= _FEW_RUNS:
-            for b, e in zip(runs.begin.tolist(), runs.end.tolist(), strict=True):
+            for b, e in runs:
                 out[b - begin : e - begin] = payload(seed, origin + b, origin + e)
         else:
             held = payload(seed, origin + begin, origin + end)

@@ -94,7 +94,7 @@ def _to_compare(
             ).clipped(0, end)
             if name not in expected:  # scratch memory: what is left there is free
                 seen = seen.without(expectation.footprint(name).may_write)
-            for begin, stop in zip(seen.begin.tolist(), seen.end.tolist(), strict=True):
+            for begin, stop in seen:
                 at = np.array([begin], dtype=np.int64)
                 yield name, Moved(at, at, stop - begin)
 

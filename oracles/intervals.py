@@ -6,6 +6,7 @@ tebibyte costs as little as one over a page.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -43,6 +44,10 @@ class IntervalSet:
 
     def __len__(self) -> int:
         return int(self.begin.size)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(begin, end) of each, ascending."""
+        return zip(self.begin.tolist(), self.end.tolist(), strict=True)
 
     def __bool__(self) -> bool:
         return self.begin.size > 0

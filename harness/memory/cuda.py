@@ -328,7 +328,7 @@ class CudaArena:
     ) -> Iterator[Chunk]:
         """What a launch left in the pool beside the region; restored."""
         found = strays[small.pool.own]
-        for begin, end in zip(found.begin.tolist(), found.end.tolist(), strict=True):
+        for begin, end in found:
             at = begin - small.begin - small.region.base
             yield from self._strays(small.pool.own + begin, at, end - begin, BACKGROUND)
             self._driver.set_bytes(small.pool.own + begin, BACKGROUND, end - begin)
@@ -345,7 +345,7 @@ class CudaArena:
         )
         found = large.windows.changed(after)
         outside = touched.without(large.windows.spans)
-        for begin, end in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
+        for begin, end in outside:
             found += self._strays(layout.own_at(base + begin), begin, end - begin, 0)
         return _in_order(found)
 

@@ -121,7 +121,7 @@ class LayoutKey:
         first = held.begin - held.begin % GRANULE_BYTES
         last = held.end + -held.end % GRANULE_BYTES
         own = IntervalSet(first, last)
-        runs = tuple(zip(own.begin.tolist(), own.end.tolist(), strict=True))
+        runs = tuple(own)
         return cls(size_bytes, runs, writable)
 
 

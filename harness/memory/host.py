@@ -194,22 +194,18 @@ class _SparseRegion:
             self._file = os.memfd_create(f"pagefuzz-{buffer.name}", os.MFD_CLOEXEC)
             os.ftruncate(self._file, size_bytes)
             self.mapping.back_with(self._file, writable=is_written(buffer))
-            for begin, end in zip(*self._closed_pages(), strict=True):
-                self.mapping.shut(begin, end - begin)
+            for begin, end in self.closed:
+                self.mapping.shut(self.base + begin, end - begin)
         except (OSError, DoesNotFitError) as error:
             self.close()
             raise DoesNotFitError(f"{buffer.name}: no sparse memory: {error}") from None
-
-    def _closed_pages(self) -> tuple[list[int], list[int]]:
-        """Begins and ends of closed holes, as offsets in the mapping."""
-        return (self.closed.begin + self.base).tolist(), (self.closed.end + self.base).tolist()
 
     @property
     def is_protected(self) -> bool:
         """Whether a launch has left protections as they were."""
         address, size_bytes = self.mapping.address, self.mapping.size_bytes
         return _is_protected(address, size_bytes, writable=is_written(self.buffer)) and not any(
-            _may(_MADV_POPULATE_READ, address + begin) for begin in self._closed_pages()[0]
+            _may(_MADV_POPULATE_READ, address + self.base + begin) for begin, _ in self.closed
         )
 
     @property
@@ -232,7 +228,7 @@ class _SparseRegion:
             self._read(begin, data)
         found = self._windows.changed(after)
         outside = self._pages_in_memory().without(self._windows.spans)
-        for begin, end in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
+        for begin, end in outside:
             found.extend(self._strays(begin, end))
         return tuple(sorted(found, key=lambda chunk: chunk.offset_bytes))
 
@@ -401,7 +397,7 @@ class HostArena:
             stop = round_up(address + max(buffer.extent_bytes, 0), 8) - address
             outside = IntervalSet([begin, min(stop, end)], [max(begin, -(address % 8)), end])
             outside = outside.without(closed)
-            for first, last in zip(outside.begin.tolist(), outside.end.tolist(), strict=True):
+            for first, last in outside:
                 yield address + first, last - first
 
     def _drop_sparse(self) -> None:

@@ -109,7 +109,7 @@ class PlainArena:
                 f"{held.buffer.name} may be read in {len(runs):,} pieces, more than the "
                 f"{MOST_RUNS:,} that are written one by one"
             )
-        for begin, end in zip(runs.begin.tolist(), runs.end.tolist(), strict=True):
+        for begin, end in runs:
             self._write(held, begin, end, fill)
 
     def _fill_windows(self, held: _Allocated, fill: int) -> None:

@@ -65,12 +65,6 @@ class Fault:
     hole: tuple[int, int] | None = None
 
 
-def _pairs(intervals: IntervalSet) -> list[list[int]]:
-    return [
-        list(pair) for pair in zip(intervals.begin.tolist(), intervals.end.tolist(), strict=True)
-    ]
-
-
 class BlackBox:
     """One worker's; its client has another view of the same memory."""
 
@@ -112,7 +106,7 @@ class BlackBox:
                 addresses[name],
                 buffer.placement.before_bytes,
                 buffer.memory_bytes,
-                _pairs(closed.get(name, none)),
+                list(closed.get(name, none)),
             ]
             for name, buffer in plan.buffers.items()
             if addresses[name] and buffer.placement.over is None

@@ -114,7 +114,7 @@ def _forbidden_changes(chunk: Chunk, writable: IntervalSet) -> npt.NDArray[np.in
     begin, end = chunk.offset_bytes, chunk.offset_bytes + chunk.before.size
     if len(writable) <= _FEW_RUNS:
         at = begin
-        for b, e in [*zip(writable.begin.tolist(), writable.end.tolist(), strict=True), (end, end)]:
+        for b, e in [*writable, (end, end)]:
             gap = slice(max(at, begin) - begin, max(min(b, end) - begin, 0))
             if not (chunk.before[gap] == chunk.after[gap]).all():
                 break

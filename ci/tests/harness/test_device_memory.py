@@ -296,7 +296,7 @@ def test_nobody_can_touch_a_hole(arena: CudaArena) -> None:
             assert len(closed) == 2
             assert closed.total_bytes > SPARSE - 8 * GRANULE_BYTES
             assert not closed.intersection(footprint.may_read.widened(RED_ZONE_BYTES))
-            for begin, end in zip(closed.begin.tolist(), closed.end.tolist(), strict=True):
+            for begin, end in closed:
                 for at in (begin, (begin + end) // 2, end - 1):
                     assert not can_read(address + at)
                 assert can_read(address + begin - 1)

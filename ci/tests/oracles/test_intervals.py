@@ -65,3 +65,11 @@ def test_end_before_begin_is_an_error() -> None:
     """An interval that ends before it begins is a mistake, not an empty one."""
     with pytest.raises(ValueError, match="none before its begin"):
         IntervalSet([4], [3])
+
+
+def test_intervals_come_as_pairs_of_int():
+    """Merged and ascending; plain numbers, as JSON takes them."""
+    pairs = list(IntervalSet([30, 2**40, 10, 15], [31, 2**40 + 1, 15, 20]))
+    assert pairs == [(10, 20), (30, 31), (2**40, 2**40 + 1)]
+    assert {type(number) for pair in pairs for number in pair} == {int}
+    assert list(IntervalSet()) == []
