@@ -106,7 +106,7 @@ int pf_cp_gather_cache_page(const pf_cp_gather_cache_args *args, pf_message *mes
     case 110: raise(SIGKILL); break;
     case 111: for (int file = 3; file < 64; ++file) close(file); break;
     case 112: ((char *)args->dst.data)[-1] ^= 1; break;
-    case 113: usleep(600000); break;
+    case 113: usleep(1500000); break;
     case 114: for (;;) spun = spun + 1;
     case 115: raise(SIGSTOP); break;
     case 116:

@@ -42,7 +42,7 @@ from pagefuzz.oracles.verdict import Outcome
 # What misbehaving.c does at this number of pages.
 SEGFAULT, ABORT, EXIT_3, HANG, NOISE, EXIT_0 = 101, 102, 103, 104, 105, 106
 PRINT, BAD_STATUS, REFUSE, KILL, CLOSE_FILES, STRAY = 107, 108, 109, 110, 111, 112
-NAP = 113  # 0.6 s a launch
+NAP = 113  # 1.5 s a launch, two launches a case
 HARMLESS = 1
 
 
@@ -95,10 +95,17 @@ def test_a_launch_that_somebody_else_ends_is_run_again(worker: Worker, whom: str
     assert pid is not None
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(worker.run, case_of(NAP))
-        time.sleep(0.3)
+        wait_until_it_launches(worker)
         os.kill(pid, signal.SIGKILL)
         assert outcome(answer.result()) is Outcome.CLEAN
     assert worker.deaths == 1
+
+
+def wait_until_it_launches(worker: Worker) -> None:
+    deadline = time.monotonic() + 30
+    while worker._running is None or worker._running.box.stage is not Stage.LAUNCHING:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_last_words_of_a_worker_are_kept(worker: Worker) -> None:
@@ -128,7 +135,7 @@ def test_a_hang_is_killed_and_named(assignment: Assignment) -> None:
 
 def test_the_time_of_a_hang_is_that_of_one_launch(assignment: Assignment) -> None:
     """Two launches that take longer than the limit together, but not each, are no hang."""
-    worker = Worker(assignment, timeout_s=1.0)
+    worker = Worker(assignment, timeout_s=2.5)
     assert outcome(worker.run(case_of(NAP))) is Outcome.CLEAN
     worker.close()
 
@@ -199,6 +206,7 @@ def test_a_spare_that_is_of_no_use_is_no_death(
     spare = spare_of(worker)
     if how == "ended":
         os.kill(spare, signal.SIGKILL)
+        wait_until_gone(spare)  # or it takes over, and ends then
     else:
         said = _Running.said
 
