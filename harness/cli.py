@@ -324,6 +324,11 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="write matrix.json there, and findings/ with the cases of what is not as promised; "
         "default: findings/ here",
     )
+    matrix.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with matrix.json in --report DIR: what was tried is not tried again",
+    )
     _add_gpu_memory(matrix)
 
 

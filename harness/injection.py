@@ -8,9 +8,10 @@ the matrix says which layers see it, and whether that is what they promise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
 
@@ -104,21 +105,30 @@ class Wrong:
 
 @dataclass
 class Cell:
-    """How often a layer saw a kind of access to a buffer, of how many tries; `wrong` are those
-    where that is not what it promises."""
+    """How often a layer saw a kind of access to a buffer.
+
+    tried  the numbers of the tries
+    wrong  those in which that is not what it promises
+    """
 
     promised: bool
     seen: int = 0
-    tries: int = 0
+    tried: set[int] = field(default_factory=set)
     wrong: list[Wrong] = field(default_factory=list)
+
+    @property
+    def tries(self) -> int:
+        return len(self.tried)
 
     @property
     def kept(self) -> bool:
         return not self.wrong
 
 
-Matrix = Mapping[tuple[str, Kind, str], Cell]
-"""(buffer, kind, name of the layer) -> cell."""
+Key = tuple[str, Kind, str]
+"""(buffer, kind, name of the layer)."""
+
+Matrix = Mapping[Key, Cell]
 
 
 def _is_written(buffer: PlannedBuffer) -> bool:
@@ -187,14 +197,15 @@ def _forbidden(buffer: PlannedBuffer, allowed: IntervalSet, size: int) -> tuple[
     return None
 
 
-def suitable_cases(operation: str, count: int) -> list[Case]:
+@cache
+def suitable_cases(operation: str, count: int) -> tuple[Case, ...]:
     """In-contract cases of an operation without placements, with every buffer that there can be,
-    and flush at both ends, in `count` of them at least, as far as drawing gets; the same ones every
-    time."""
+    and flush at both ends, in `count` of them at least, as far as drawing gets; no two are alike,
+    and they are the same ones every time."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     one = registry.operation(operation)
-    found: list[Case] = []
+    found: dict[str, Case] = {}
     lacking = {buffer.name: count for buffer in one.buffers}
 
     @seed(1)
@@ -210,6 +221,8 @@ def suitable_cases(operation: str, count: int) -> list[Case]:
         if not any(lacking.values()):
             return
         case = replace(case, placements={})
+        if (text := case.dumps()) in found:
+            return
         plan = one.plan(case)
         sizes = [b.memory_bytes for b in plan.buffers.values()]
         expectation = one.expect(plan)
@@ -222,12 +235,12 @@ def suitable_cases(operation: str, count: int) -> list[Case]:
         sized = [b for b in plan.buffers.values() if b.memory_bytes and _is_flush(b)]
         useful = [b.name for b in sized if lacking[b.name]]
         if useful:
-            found.append(case)
+            found[text] = case
         for name in useful:
             lacking[name] -= 1
 
     collect()
-    return found
+    return tuple(found.values())
 
 
 def between_red_zones(case: Case) -> Case:
@@ -248,7 +261,7 @@ class Trial:
     number: int = 1
 
     @property
-    def key(self) -> tuple[str, Kind, str]:
+    def key(self) -> Key:
         return self.injection.buffer, self.kind, self.layer.name
 
 
@@ -270,7 +283,7 @@ def trials(
     found: list[Trial] = []
     missing = {buffer.name for buffer in one.buffers}
     for layer in layers:
-        count: Counter[tuple[str, Kind, str]] = Counter()
+        count: Counter[Key] = Counter()
         for case in cases:
             placed = case if layer.guarded else between_red_zones(case)
             plan = one.plan(placed)
@@ -306,20 +319,33 @@ def examine(
     kinds: Collection[Kind] = KINDS,
     jobs: int = 1,
     gpu_memory_bytes: int | None = None,
-    cells: dict[tuple[str, Kind, str], Cell] | None = None,
+    cells: dict[Key, Cell] | None = None,
+    on_entry: Callable[[], None] = lambda: None,
 ) -> Matrix:
     """Fills the matrix of one subject, or those layers and kinds of it, `jobs` launches at a time.
     A layer that the subject has not on this device is left out.
 
     tries, skip       of `trials`
     gpu_memory_bytes  that of a `Checker`
-    cells             filled as launches end, for whoever may be interrupted
+    cells             filled as launches end, for whoever may be interrupted; tries that are in
+                      there already are not made again
+    on_entry          called whenever something was filled in, by one thread at a time
 
-    Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, or if
-    there is no case for a buffer.
+    Raises `CannotCheckError` if the subject cannot be built so that faults can be injected, if
+    there is no case for a buffer, or if `cells` are of layers that promised something else.
     """
-    made = trials(operation, tries, layers, kinds, skip)
     cells = {} if cells is None else cells
+    made = []
+    for trial in trials(operation, tries, layers, kinds, skip):
+        before = cells.get(trial.key)
+        if before is not None and before.promised is not trial.promised:
+            of = f"{trial.kind.name} {trial.injection.buffer}"
+            raise CannotCheckError(
+                f"{operation}: the layer {trial.layer.name} promises something else of {of} than "
+                "when the report was begun"
+            )
+        if before is None or trial.number not in before.tried:
+            made.append(trial)
     entering, ending = Lock(), Event()
 
     def work_off(layer: Layer, waiting: SimpleQueue[Trial]) -> None:
@@ -337,6 +363,7 @@ def examine(
                 verdict = checker.check(trial.case, injection=trial.injection)
                 with entering:
                     _enter(cells.setdefault(trial.key, Cell(trial.promised)), trial, verdict)
+                    on_entry()
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -356,7 +383,7 @@ def examine(
 def _enter(cell: Cell, trial: Trial, verdict: Verdict) -> None:
     if verdict.outcome is Outcome.NOT_RUN:
         raise CannotCheckError(f"a case of the matrix was not run: {verdict.not_run}")
-    cell.tries += 1
+    cell.tried.add(trial.number)
     seen = any(failure.judgement in trial.layer.judgements for failure in verdict.failures)
     cell.seen += seen
     if seen is not cell.promised:

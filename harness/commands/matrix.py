@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
-from pagefuzz.harness.commands.fuzz import make_folder, write_json
+from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import write_whole
-from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Kind, Layer, Matrix, Wrong, examine
+from pagefuzz.harness.injection import (
+    KINDS,
+    LAYERS,
+    Cell,
+    Key,
+    Kind,
+    Layer,
+    Matrix,
+    Wrong,
+    examine,
+)
+from pagefuzz.harness.matrix_report import MatrixReport
 from pagefuzz.harness.reporters.figures import plural
 from pagefuzz.harness.subjects import Subject
-from pagefuzz.harness.versions import commit, versions
 from pagefuzz.oracles.wording import count_text, unknown_text
 
 _LEGEND = """\
@@ -35,6 +47,7 @@ kernel; the value that a read brings is thrown away. Who saw it, every time:
 """
 _LETTERS = {"guard": "G", "diff": "D", "checked": "C"}
 _MOST_SAID = 20
+_WRITE_EVERY_S = 5
 _One = TypeVar("_One", Kind, Layer)
 
 
@@ -46,6 +59,8 @@ def matrix(options: argparse.Namespace) -> int:
             f"--skip {options.skip} leaves none of {count_text(options.tries, 'case')} for each "
             "cell; give more --tries"
         )
+    if options.resume and options.report is None:
+        raise CannotCheckError("--resume goes on with what is in a folder; name it with --report")
     backend = resolve_device(options.device)
     layers, kinds = _named("layer", LAYERS, options.layer), _named("kind", KINDS, options.kind)
     chosen = selected_subjects(options.op, options.subject)
@@ -54,18 +69,21 @@ def matrix(options: argparse.Namespace) -> int:
     if options.report is not None:
         make_folder(options.report)
     gpu = machine().gpu
+    report = _Report(options, gpu.name if backend == "cuda" and gpu else "host")
     tries = f"{options.tries} {'try' if options.tries == 1 else 'tries'} each"
-    print(f"device  {gpu.name if backend == 'cuda' and gpu else 'host'}; {tries}")
+    print(f"device  {report.data.device}; {tries}")
+    if report.data.earlier:
+        print(f"resumed  {plural(report.data.accesses_before, 'accesses')} were made before")
     print(_LEGEND)
     leave_the_folder_alone()
     found: list[tuple[Subject, Matrix]] = []
-    problems: list[str] = []
+    problems = report.data.problems
     was_interrupted = False
     for subject in chosen:
         print(f"{subject.operation} · {subject.name}", flush=True)
-        cells: dict[tuple[str, Kind, str], Cell] = {}
-        found.append((subject, cells))
+        cells: dict[Key, Cell] = {}
         try:
+            cells = report.data.cells_of(subject.operation, subject.name)
             examine(
                 *(subject.operation, subject.name, backend),
                 tries=options.tries,
@@ -75,12 +93,14 @@ def matrix(options: argparse.Namespace) -> int:
                 jobs=options.jobs,
                 gpu_memory_bytes=options.gpu_memory,
                 cells=cells,
+                on_entry=report.write_now_and_then,
             )
         except KeyboardInterrupt:
             was_interrupted = True
         except CannotCheckError as error:  # what the others show is kept
             if str(error) not in problems:
                 problems.append(str(error))
+        found.append((subject, cells))
         if cells:
             print(table(cells, kinds), flush=True)
         if was_interrupted:
@@ -98,13 +118,15 @@ def matrix(options: argparse.Namespace) -> int:
         f"{plural(sum(not cell.kept for cell in all_cells), 'cells')} not as promised",
         flush=True,
     )
+    asked_for = options.tries - (0 if options.resume else options.skip)
+    if not was_interrupted and (few := sum(cell.tries < asked_for for cell in all_cells)):
+        print(f"{plural(few, 'cells')} of fewer tries: no more cases have such a place", flush=True)
     _say(wrong, options, backend, problems)
-    if options.report is not None:
-        report = _report(options, backend, found, problems, was_interrupted)
-        try:
-            write_json(options.report / "matrix.json", report)
-        except CannotCheckError as error:
-            problems.append(str(error))
+    report.data.was_interrupted = was_interrupted
+    try:
+        report.write()
+    except CannotCheckError as error:
+        problems.append(str(error))
     if was_interrupted:
         what = "what is above was examined, and nothing else"
         problems.append(f"interrupted: {what if all_cells else 'nothing was injected'}")
@@ -119,12 +141,38 @@ def matrix(options: argparse.Namespace) -> int:
     return 0
 
 
+class _Report:
+    """What is found, and the file that it is in, if one was asked for."""
+
+    def __init__(self, options: argparse.Namespace, device: str) -> None:
+        """Raises `CannotCheckError` if there is a file that this run cannot go on with."""
+        self._path = options.report / "matrix.json" if options.report else None
+        self._written = time.monotonic()
+        if options.resume and self._path is not None:
+            self.data = MatrixReport.read(self._path, device, options.tries)
+        else:
+            self.data = MatrixReport(device, options.tries)
+        self.data.was_interrupted = True  # until it has come to its end
+
+    def write(self) -> None:
+        """Raises `CannotCheckError`."""
+        if self._path is not None:
+            self.data.write(self._path)
+
+    def write_now_and_then(self) -> None:
+        """So that little is lost, whatever ends this process. A full disk is said at the end."""
+        if time.monotonic() - self._written > _WRITE_EVERY_S:
+            with contextlib.suppress(CannotCheckError):
+                self.write()
+            self._written = time.monotonic()
+
+
 @dataclass(frozen=True)
 class _Entry:
     """One try that was not as promised, with the cell that it is of."""
 
     subject: Subject
-    key: tuple[str, Kind, str]
+    key: Key
     cell: Cell
     wrong: Wrong
 
@@ -212,48 +260,3 @@ def _mark(cell: Cell | None, layer: str) -> str:
     if not cell.kept:
         return "!"
     return _LETTERS[layer] if cell.promised else "."
-
-
-def _report(
-    options: argparse.Namespace,
-    backend: str,
-    found: Sequence[tuple[Subject, Matrix]],
-    problems: Sequence[str],
-    was_interrupted: bool,
-) -> dict[str, Any]:
-    gpu = machine().gpu if backend == "cuda" else None
-    return {
-        "pagefuzz_matrix": 1,
-        "commit": commit() or "unknown",
-        "versions": dict(versions()),
-        "device": gpu.name if gpu else "host",
-        "driver": gpu.driver if gpu else None,
-        "tries": options.tries,
-        "skipped": options.skip,
-        "was_interrupted": was_interrupted,
-        "problems": list(problems),
-        "cells": [
-            {
-                "operation": subject.operation,
-                "subject": subject.name,
-                "buffer": buffer,
-                "access": kind.name,
-                "layer": layer,
-                "promised": cell.promised,
-                "seen": cell.seen,
-                "tries": cell.tries,
-                "as_promised": cell.kept,
-                "wrong": [
-                    {
-                        "try": one.number,
-                        "seen": one.seen,
-                        "injection": one.injection.to_json(),
-                        "case": one.case.to_json(),
-                    }
-                    for one in cell.wrong
-                ],
-            }
-            for subject, one in found
-            for (buffer, kind, layer), cell in one.items()
-        ],
-    }

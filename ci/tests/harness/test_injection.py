@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 from collections import Counter
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from pagefuzz.harness import injection
+from pagefuzz.harness import injection, matrix_report
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.cli import main
+from pagefuzz.harness.commands import matrix as command
 from pagefuzz.harness.commands.matrix import table
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.injection import (
@@ -226,10 +229,15 @@ def test_what_was_examined_before_an_interruption_is_kept(
 
 
 def test_a_report_that_cannot_be_written_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Of a disk that is full by then: one sentence after the table, no internal error."""
-    (tmp_path / "matrix.json").symlink_to("/dev/full")
+
+    def write_whole(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(matrix_report, "write_whole", write_whole)
+    monkeypatch.setattr(command, "_WRITE_EVERY_S", 0)
     asked = ["matrix", "--device", "host", "--op", OPERATION, "--layer", "guard"]
     assert main([*asked, "--kind", "read past", "--report", str(tmp_path)]) == 2
     said = capsys.readouterr()
