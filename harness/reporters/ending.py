@@ -93,6 +93,17 @@ def _checked_table(result: Result, judgement_units: Mapping[str, str], width: in
         columns = {name: unit.totals.checked for name, unit in result.units.items()}
     short = dict(zip(shown_subjects(list(columns)), columns.values(), strict=True))
     everything = {"all subjects": result.totals.checked}
+    layers = [layer for layer in BY_NAME.values() if layer.name in result.totals.layers]
+    heard = {name: f"by {layer.name}" for layer in layers for name in layer.hears}
+
+    def told(judgement: str, checked: Mapping[str, int]) -> str:
+        """How much it examined; where it reports what a layer sees, that layer counts."""
+        if not checked.get(judgement) and judgement in heard:
+            return heard[judgement]
+        if judgement not in checked:
+            return "nothing"
+        return amount(checked[judgement], judgement_units.get(judgement, "cases"))
+
     for choice in (columns, short, everything):
         names = [
             *(name for name in judgement_units if name in result.totals.checked),
@@ -100,18 +111,7 @@ def _checked_table(result: Result, judgement_units: Mapping[str, str], width: in
         ]
         lines = table(
             ("checked", *choice),
-            [
-                (
-                    name,
-                    *(
-                        amount(checked[name], judgement_units.get(name, "cases"))
-                        if name in checked
-                        else "nothing"
-                        for checked in choice.values()
-                    ),
-                )
-                for name in names
-            ],
+            [(name, *(told(name, checked) for checked in choice.values())) for name in names],
         )
         if _fits(lines, width):
             break

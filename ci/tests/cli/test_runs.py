@@ -99,6 +99,7 @@ def test_a_clean_run_of_a_ubsan_build(cli):
     done = cli("fuzz", *HOST, *GATE, *one, "--cases", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^UBSan +[1-9]", done.stdout, re.M)
+    assert re.search(r"^overflow +by UBSan$", done.stdout, re.M)  # which counts no operations
 
 
 def test_the_same_cases_again(cli, tmp_path):
