@@ -83,9 +83,10 @@ class Finding:
 
     verdict     of the minimised case; its first failure names the finding
     device      in words ("host", "NVIDIA H200")
-    minimised   False if time ran out before nothing smaller failed
+    minimised   False if time ran out before nothing smaller failed, or `not_minimised` says why
     repeats     how many of `runs` further runs of the case failed in the same way
     hang_after_s  after which a launch was a hang, if somebody asked for a time; else None
+    repeats_hang_after_s  the same in the further runs, if they were given less; else None
     """
 
     operation: str
@@ -100,6 +101,8 @@ class Finding:
     runs: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     hang_after_s: float | None = None
+    repeats_hang_after_s: float | None = None
+    not_minimised: str = ""
 
     @property
     def failure(self) -> Failure:
@@ -149,6 +152,8 @@ class Finding:
             "runs": self.runs,
             "versions": dict(self.versions),
             "hang_after_s": self.hang_after_s,
+            "repeats_hang_after_s": self.repeats_hang_after_s,
+            "not_minimised": self.not_minimised,
         }
 
     @classmethod
@@ -174,7 +179,9 @@ class Finding:
                 repeats=int(data["repeats"]),
                 runs=int(data["runs"]),
                 versions=dict(data["versions"]),
-                hang_after_s=_patience_s(data.get("hang_after_s")),
+                hang_after_s=_patience_s(data, "hang_after_s"),
+                repeats_hang_after_s=_patience_s(data, "repeats_hang_after_s"),
+                not_minimised=str(data.get("not_minimised", "")),
             )
             _ = finding.failure
         except KeyError as error:
@@ -249,12 +256,14 @@ class Finding:
         return "; ".join(parts)
 
     def _repeated(self) -> str:
+        repeated = repeated_text(self.repeats, self.runs, self.repeats_hang_after_s)
         if self.runs == 0:
-            return "not repeated"
-        repeated = f"{self.repeats} of {self.runs} further runs failed the same way"
+            return repeated
         if self.sanitizer:
             return f"{repeated}; the simplest case that was drawn, not minimised"
-        return repeated if self.minimised else f"{repeated}; not fully minimised, time was up"
+        if self.minimised:
+            return repeated
+        return f"{repeated}; not fully minimised, {self.not_minimised or 'time was up'}"
 
     @staticmethod
     def _test_name(path: Path) -> str:
@@ -347,6 +356,15 @@ def assert_fixed(path: Path) -> None:
         raise AssertionError(f"not fixed:\n{text}")
 
 
+def repeated_text(repeats: int, runs: int, hang_after_s: float | None = None) -> str:
+    """How often a finding failed again. `hang_after_s`: what each launch was given, if that was
+    less than before."""
+    if runs == 0:
+        return "not repeated"
+    given = "" if hang_after_s is None else f", each launch given {hang_after_s:.3g} s"
+    return f"{repeats} of {runs} further runs failed the same way{given}"
+
+
 def describe_case(case: Case) -> str:
     """The operation's line for the case; the case as JSON if the operation cannot say."""
     from pagefuzz.oracles import registry
@@ -373,13 +391,14 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _patience_s(value: object) -> float | None:
-    """`Finding.hang_after_s` of a file, which from before there was such a field has none."""
+def _patience_s(data: Mapping[str, Any], name: str) -> float | None:
+    """One of a finding's file, which from before there was such a field has none."""
+    value: object = data.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_patience(value):
         raise ValueError(
-            f"hang_after_s must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}, or null, "
+            f"{name} must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}, or null, "
             f"got {value!r:.60}"
         )
     return float(value)
