@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.patience import LONGEST_S, SHORTEST_S, argument, is_patience
@@ -52,6 +52,9 @@ LAYERS = {
 
 #: Judgements of what accesses have done.
 _OF_ACCESSES = ("death", "output", "untouched", "counts", "poison")
+
+#: Why a finding is not minimal, unless there is another reason.
+TIME_WAS_UP = "time was up"
 
 _LABEL_WIDTH = 8
 
@@ -179,8 +182,8 @@ class Finding:
                 repeats=int(data["repeats"]),
                 runs=int(data["runs"]),
                 versions=dict(data["versions"]),
-                hang_after_s=_patience_s(data, "hang_after_s"),
-                repeats_hang_after_s=_patience_s(data, "repeats_hang_after_s"),
+                hang_after_s=patience_of(data, "hang_after_s"),
+                repeats_hang_after_s=patience_of(data, "repeats_hang_after_s"),
                 not_minimised=str(data.get("not_minimised", "")),
             )
             _ = finding.failure
@@ -256,14 +259,10 @@ class Finding:
         return "; ".join(parts)
 
     def _repeated(self) -> str:
-        repeated = repeated_text(self.repeats, self.runs, self.repeats_hang_after_s)
-        if self.runs == 0:
-            return repeated
-        if self.sanitizer:
+        if self.runs and self.sanitizer:
+            repeated = f"{self.repeats} of {self.runs} further runs failed the same way"
             return f"{repeated}; the simplest case that was drawn, not minimised"
-        if self.minimised:
-            return repeated
-        return f"{repeated}; not fully minimised, {self.not_minimised or 'time was up'}"
+        return repeated_text(self)
 
     @staticmethod
     def _test_name(path: Path) -> str:
@@ -356,13 +355,31 @@ def assert_fixed(path: Path) -> None:
         raise AssertionError(f"not fixed:\n{text}")
 
 
-def repeated_text(repeats: int, runs: int, hang_after_s: float | None = None) -> str:
-    """How often a finding failed again. `hang_after_s`: what each launch was given, if that was
-    less than before."""
-    if runs == 0:
+class HasRepeats(Protocol):
+    """A finding, as far as it says how sure it is; see `Finding`."""
+
+    @property
+    def minimised(self) -> bool: ...
+    @property
+    def not_minimised(self) -> str: ...
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def repeats_hang_after_s(self) -> float | None: ...
+
+
+def repeated_text(found: HasRepeats) -> str:
+    """How often a finding failed again, and whether it is minimal."""
+    if found.runs == 0:
         return "not repeated"
-    given = "" if hang_after_s is None else f", each launch given {hang_after_s:.3g} s"
-    return f"{repeats} of {runs} further runs failed the same way{given}"
+    text = f"{found.repeats} of {found.runs} further runs failed the same way"
+    if found.repeats_hang_after_s is not None:
+        text += f", each launch given {found.repeats_hang_after_s:.3g} s"
+    if not found.minimised:
+        text += f"; not fully minimised, {found.not_minimised or TIME_WAS_UP}"
+    return text
 
 
 def describe_case(case: Case) -> str:
@@ -391,8 +408,10 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _patience_s(data: Mapping[str, Any], name: str) -> float | None:
-    """One of a finding's file, which from before there was such a field has none."""
+def patience_of(data: Mapping[str, Any], name: str = "hang_after_s") -> float | None:
+    """One of a finding's file, in seconds; a file from before there was such a field has none.
+
+    Raises `ValueError`."""
     value: object = data.get(name)
     if value is None:
         return None

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from pagefuzz.harness.campaign.watchdog import HasWorker, Watchdog
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import TIME_WAS_UP
 from pagefuzz.harness.patience import SHORTEST_S
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.judgements.hang import HANG
@@ -104,6 +105,22 @@ class Timed:
             self._watchdog = None
             self._checker.hang_after_s = self.asked_s
         return None if watchdog.barked else verdict
+
+    def confirmed(
+        self,
+        check: Callable[[], Verdict],
+        is_same: Callable[[Verdict], bool],
+        limit_s: float | None = None,
+    ) -> tuple[Verdict | None, str]:
+        """What `check` says, with all of the patience, of a hang that little of it has shown; None
+        and why not, in words, if it does not fail in the same way."""
+        verdict = self.verdict(check, limit_s, self.asked_s)
+        if verdict is None:
+            return None, TIME_WAS_UP
+        if is_same(verdict):
+            return verdict, ""
+        given = f"when it was given {self.asked_s:g} s"
+        return None, f"a simpler case that seemed to hang came back {given}"
 
     def hurry(self, limit_s: float) -> None:
         """What is being checked gets no more than that from now on. For signal handlers."""

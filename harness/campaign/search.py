@@ -39,7 +39,7 @@ from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import cause, identity_of
+from pagefuzz.harness.findings import TIME_WAS_UP, cause, identity_of
 from pagefuzz.harness.profiles import SHARD_CASES
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
@@ -450,23 +450,23 @@ class Search:
     def _confirmed(self, identity: str, first: str) -> tuple[Candidate | None, str]:
         """What is reported: the best case of `identity`; but of a hang that little patience has
         shown only what all of the patience shows too, else the best that this has shown, of
-        `identity` or else of `first`. And why that is not the simplest, in words; "" if it is, or
-        time was up. None if nothing is left to be reported."""
+        `identity` or else of `first`. And why that is not the simplest, in words; "" if it is. None
+        if nothing is left to be reported."""
         best = self._candidates.get(identity)
         if best is None or best.is_sure:
             return best, ""
-        known = self._sure.get(identity) or self._sure.get(first)
-        asked_s = self._timed.asked_s
-        not_minimised = "time was up"
+        not_minimised = TIME_WAS_UP
         if not self._time_is_up:
-            left_s = None if self._job.deadline is None else self._job.deadline - time.monotonic()
-            limit_s = None if left_s is None else left_s + LAST_CASE_S
-            verdict = self._judge(best.case, limit_s, asked_s)
-            if identity_of(verdict) == identity:
+            deadline = self._job.deadline
+            verdict, not_minimised = self._timed.confirmed(
+                lambda: self._checker.check(best.case),
+                lambda verdict: identity_of(verdict) == identity,
+                None if deadline is None else deadline - time.monotonic() + LAST_CASE_S,
+            )
+            if verdict is not None:
                 return Candidate(best.case, verdict), ""
-            if verdict is not _TOO_SLOW:
-                not_minimised = f"a simpler case hangs for a while, but not for {asked_s:g} s"
         del self._candidates[identity]
+        known = self._sure.get(identity) or self._sure.get(first)
         if known is not None:
             self._candidates[identity_of(known.verdict)] = known
         return known, not_minimised
