@@ -259,10 +259,11 @@ class Finding:
         return "; ".join(parts)
 
     def _repeated(self) -> str:
-        if self.runs and self.sanitizer:
-            repeated = f"{self.repeats} of {self.runs} further runs failed the same way"
-            return f"{repeated}; the simplest case that was drawn, not minimised"
-        return repeated_text(self)
+        if not self.sanitizer:
+            return repeated_text(self)
+        of = f"{self.repeats} of {self.runs} further runs, of this case alone,"
+        repeated = f"{of} failed the same way" if self.runs else "not repeated"
+        return "; ".join(filter(None, (repeated, self.not_minimised)))
 
     @staticmethod
     def _test_name(path: Path) -> str:
