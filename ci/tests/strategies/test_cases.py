@@ -16,6 +16,7 @@ from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.gather import GatherOperation
 from pagefuzz.oracles.registry import UnknownNameError, operation
 from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.operations.cp_gather_cache import required_bytes, surface
 from pagefuzz.strategies.refusals import REASONS, lies_by_reason
 from pagefuzz.strategies.registry import cases_for, corners_for, operations
@@ -102,7 +103,7 @@ def test_memory_stays_within_the_limit(draw, limit_bytes):
 def test_buffers_stay_below_2_to_36(draw):
     """The default limit, and what is touched of it."""
     for one in draw(4000):
-        assert memory_bytes(one.case, one.plan) < 2**36
+        assert memory_bytes(one.case, one.plan) < DEFAULT_LIMIT_BYTES
 
 
 def test_few_bytes_are_touched(draw):
