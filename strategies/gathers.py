@@ -33,10 +33,12 @@ from pagefuzz.strategies.strides import (
 from pagefuzz.strategies.tables import BlockTable, block_tables
 
 #: Memory of one case, all buffers together: the default bound, and the least one to ask for.
-DEFAULT_LIMIT_BYTES = 2**36
+#: By default two caches reach `boundaries.FAR_BYTES` together: all of it is address space, on a GPU
+#: too, and memory only where something is compared.
+DEFAULT_LIMIT_BYTES = 2**41 + 2**30
 LEAST_LIMIT_BYTES = 2**26
 
-#: What reaches a boundary of 32-bit arithmetic -> weight.
+#: What reaches a boundary -> weight. What counts in int32 does not get as far as the far one.
 QUANTITIES = {
     "dst row": 15,  # row * row stride, by way of the first start
     "src page": 16,  # page * page stride, by way of the number of pages
@@ -56,8 +58,9 @@ _MOST_ROW_BYTES = 2**18
 _PAGE_BYTES = 2**18
 _POOL_BYTES = 2**18
 _MOST_COLUMNS = 2**14  # of all requests together, outside overflow scale
-#: At overflow scale: keeps rows countable, so that a grid sized from num_tokens can be launched.
+#: At overflow scale: these keep rows countable, for grids that are sized from num_tokens.
 _LEAST_ROW_STRIDE = 1024
+_MOST_FAR_ROWS = 2**23
 _MOST_PACKED_PAGES = 6
 #: Rows that lie megabytes apart each cost a page of real memory.
 _MOST_SCATTERED_ROWS = 32
@@ -103,12 +106,14 @@ class Form:
     row_element_bytes, cache_element_bytes  what overflow scale counts in beside bytes; 0: as above
     fixed_entry      the entry has its size whatever it costs, and slots and pages lie at least
                      that far apart
+    row_factor       by what the operation multiplies row strides
     """
 
     row_bytes: int = 0
     row_element_bytes: int = 0
     cache_element_bytes: int = 0
     fixed_entry: bool = False
+    row_factor: int = 1
 
 
 COPY = Form()
@@ -193,12 +198,12 @@ class Gather:
         crossing = choices.crossing
         if crossing is not None:
             # A table's elements are int32, whatever those of the cache.
-            unit = form.cache_element_bytes or self.element_bytes
+            unit, factor = form.cache_element_bytes or self.element_bytes, 1
             if crossing.quantity in ("table stride", "column"):
                 unit = 4
             elif crossing.quantity in ("dst row", "dst stride"):
-                unit = self.row_element_bytes
-            boundary = crossing.boundary(_room(limit_bytes), unit)
+                unit, factor = self.row_element_bytes, form.row_factor
+            boundary = crossing.boundary(_room(limit_bytes), unit, factor=factor)
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
         self._fit_entry()
@@ -296,6 +301,8 @@ class Gather:
         extra = destination.extra_tokens
         if self.quantity == "dst row":
             extra = max(extra, 1 - total)
+            least = rounded_up(self.boundary.first_index(_MOST_FAR_ROWS), 8)
+            row_stride = max(row_stride, least)
             boundary_row, step = self.boundary.first_index(row_stride), self.crossing.extra
             first = boundary_row + step
             if self.crossing.below:  # with a step, the boundary lies inside the batch

@@ -136,26 +136,28 @@ class Write:
         input_bytes: int,
         input_element_bytes: int,
         page_multiple_tokens: int = 1,
+        caches: int = 1,
         instead: Mapping[str, str] = _NOTHING_INSTEAD,
     ) -> None:
         """entry_bytes of a slot and input_bytes of a token's rows, of elements of that size.
 
         page_multiple_tokens  what page sizes are multiples of
+        caches                that reach a boundary together
         instead               a quantity that the operation does not have -> the one in its place
         """
         self.choices, self.entry_bytes, self.unit = choices, entry_bytes, element_bytes
         self.input_unit, self.page_multiple = input_element_bytes, page_multiple_tokens
-        self.quantity, self._limit = "", limit_bytes
+        self.quantity, self._cache_room = "", _room(limit_bytes) // caches
         mapping = choices.mapping
         tokens = min(mapping.num_tokens, max(1, _BYTES // max(entry_bytes, input_bytes)))
         crossing = choices.crossing
         if crossing is not None:
             quantity = instead.get(crossing.quantity, crossing.quantity)
             crossing = replace(crossing, quantity=quantity)
-            unit = self.input_unit if crossing.quantity == "input row" else element_bytes
             # Two inputs reach it together.
-            room = _room(limit_bytes) // (2 if crossing.quantity == "input row" else 1)
-            boundary = crossing.boundary(room, unit)
+            is_input = crossing.quantity == "input row"
+            room = _room(limit_bytes) // 2 if is_input else self._cache_room
+            boundary = crossing.boundary(room, self.input_unit if is_input else element_bytes)
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
                 tokens = min(max(tokens, 2), _MOST_SCATTERED)
@@ -209,8 +211,8 @@ class Write:
             slot_stride = self.stride_at_boundary(size - 1, unit)
         elif self.quantity == "slot index":
             self.page_size_tokens = size = self._page_size(min(size, 4))
-            room = _room(self._limit)
-            pages = min(INT32_MAX - self.crossing.extra // 2, room // (size * entry))
+            most = self._cache_room // (size * entry)
+            pages = min(INT32_MAX - self.crossing.extra // 2, most)
             page_stride, slot_stride = size * entry, entry
         self.num_pages = max(pages, 0)
         self.page_stride_bytes, self.slot_stride_bytes = page_stride, slot_stride

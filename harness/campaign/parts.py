@@ -40,12 +40,6 @@ class CaseChecker(Protocol):
     def check(self, case: Case) -> Verdict: ...
 
 
-#: Memory of all buffers of a drawn case together. On the host large buffers are address space, on
-#: a GPU they are allocated: enough to pass 2^32 bytes with elements of 2 bytes.
-HOST_CASE_BYTES = 2**36
-CUDA_CASE_BYTES = 2**33 + 2**29
-
-
 @contextmanager
 def open_checker(job: Job) -> Iterator[CaseChecker]:
     """Raises `CannotCheckError` if the subject cannot be built or the device is not there."""
@@ -70,8 +64,7 @@ def strategy(job: Job) -> SearchStrategy[Case]:
     from pagefuzz.strategies.registry import cases_for
 
     unit = job.shard.unit
-    limit_bytes = {"cuda": CUDA_CASE_BYTES}.get(job.options.backend, HOST_CASE_BYTES)
-    return cases_for(unit.operation, hostile=unit.hostile, refused=True, limit_bytes=limit_bytes)
+    return cases_for(unit.operation, hostile=unit.hostile, refused=True)
 
 
 def reported(job: Job) -> Sequence[Case]:

@@ -20,7 +20,7 @@ from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
 from pagefuzz.strategies.gather_cases import Entries
-from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, Gather, gather_choices
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, Form, Gather, gather_choices
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
 from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_size
@@ -119,9 +119,10 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     choices = draw(
         gather_choices(st.just(types.unit), _ENTRY_SIZES, case_class=case_class, limit_bytes=room)
     )
-    gather = Gather(choices, room)
+    form = Form(row_factor=types.row_factor)
+    gather = Gather(choices, room, form)
     if gather.element_bytes != types.unit:  # too little memory for so many rows of such elements
-        gather = Gather(replace(choices, crossing=None), room)
+        gather = Gather(replace(choices, crossing=None), room, form)
     oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     entries = Entries(types.src_element, types.dst_element, has_scale=True)
     placed = draw(placements(entries.alignments, "dst"))

@@ -116,11 +116,12 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     elements = heads * head_elements
     write = Write(
         choices,
-        limit_bytes // 2,  # two caches
+        limit_bytes,
         entry_bytes=elements * stored,
         element_bytes=stored,
         input_bytes=elements * unit,
         input_element_bytes=unit,
+        caches=2,
     )
     key = _key_strides(write, key_layout, heads, head_elements * stored)
     value, over = _value_strides(write, value_layout, key, heads, head_elements * stored)

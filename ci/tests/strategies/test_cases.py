@@ -16,6 +16,7 @@ from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.gather import GatherOperation
 from pagefuzz.oracles.registry import UnknownNameError, operation
 from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.operations.cp_gather_cache import required_bytes, surface
 from pagefuzz.strategies.refusals import REASONS, lies_by_reason
 from pagefuzz.strategies.registry import cases_for, corners_for, operations
@@ -99,10 +100,23 @@ def test_memory_stays_within_the_limit(draw, limit_bytes):
         assert largest >= 2**31
 
 
-def test_buffers_stay_below_2_to_36(draw):
+def test_buffers_stay_below_the_default_limit(draw):
     """The default limit, and what is touched of it."""
     for one in draw(4000):
-        assert memory_bytes(one.case, one.plan) < 2**36
+        assert memory_bytes(one.case, one.plan) < DEFAULT_LIMIT_BYTES
+
+
+def test_one_case_in_sixteen_has_a_buffer_between_red_zones(draw):
+    """One buffer of it, with and without an offset, each of them sooner or later; all the others
+    lie against guards."""
+    placed = [one.case.placements for one in draw(4000)]
+    free = [one for one in placed if any(place.guard == "none" for place in one.values())]
+    assert 0.03 < len(free) / len(placed) < 0.09
+    assert max(sum(place.guard == "none" for place in one.values()) for one in free) == 1
+    names = {name for one in free for name, place in one.items() if place.guard == "none"}
+    assert names == {"src", "dst", "block_table", "starts", "seq_starts", "counts"}
+    assert len({one["dst"].offset_bytes for one in free if "dst" in one}) > 2
+    assert {place.guard for one in placed for place in one.values()} == {"end", "none"}
 
 
 def test_few_bytes_are_touched(draw):

@@ -16,6 +16,7 @@ from pagefuzz.oracles.layout import Plan
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.facts import Facts
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.indexer_gathers import REASONS, required_bytes, surface
 from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import cases_for, corners_for
@@ -31,7 +32,7 @@ def drawn(
     count: int,
     hostile: bool = True,
     refused: bool = True,
-    limit_bytes: int = 2**36,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
     seed_value: int = 0,
 ) -> list[Drawn]:
     strategy = cases_for(NAME, hostile=hostile, refused=refused, limit_bytes=limit_bytes)
@@ -106,7 +107,7 @@ def test_few_bytes_are_touched() -> None:
         for _, _, expectation in drawn(3000)
     ]
     assert sum(size <= 2**18 for size in touched) / len(touched) > 0.99
-    assert max(memory_bytes(case, plan) for case, plan, _ in drawn(3000)) < 2**36
+    assert max(memory_bytes(case, plan) for case, plan, _ in drawn(3000)) < DEFAULT_LIMIT_BYTES
 
 
 def test_the_simplest_case_is_one_row() -> None:

@@ -11,6 +11,7 @@ from hypothesis import find
 
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.operations.gather_and_maybe_dequant_cache import required_bytes, surface
 from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import cases_for, corners_for
@@ -20,7 +21,7 @@ OPERATION = "gather_and_maybe_dequant_cache"
 
 @cache
 def drawn(
-    count: int, hostile: bool = True, refused: bool = True, limit: int = 2**36
+    count: int, hostile: bool = True, refused: bool = True, limit: int = DEFAULT_LIMIT_BYTES
 ) -> list[Drawn]:
     """Generated cases; the first is the simplest."""
     strategy = cases_for(OPERATION, hostile=hostile, refused=refused, limit_bytes=limit)
@@ -54,7 +55,7 @@ def test_classes_are_those_asked_for() -> None:
 
 def test_memory_stays_below_the_limit() -> None:
     """Whatever the types, with the least limit too."""
-    for limit in (2**26, 2**31, 2**36):
+    for limit in (2**26, 2**31, DEFAULT_LIMIT_BYTES):
         for one in drawn(150, True, False, limit):
             total = sum(buffer.memory_bytes for buffer in one.plan.buffers.values())
             assert total <= limit

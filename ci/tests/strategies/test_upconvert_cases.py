@@ -13,6 +13,7 @@ from hypothesis.errors import InvalidArgument
 from pagefuzz.oracles.expectation import Counts
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.operations.cp_gather_and_upconvert_fp8_kv_cache import (
     cases,
     required_bytes,
@@ -90,7 +91,7 @@ def test_classes_and_scale_have_their_shares() -> None:
     sound = [one for one in found if one.expectation.case_class is CaseClass.IN_CONTRACT]
     memory = [sum(b.memory_bytes for b in one.plan.buffers.values()) for one in sound]
     assert 0.15 < sum(size >= 2**31 - 2**20 for size in memory) / len(sound) < 0.35
-    assert max(memory) < 2**36
+    assert max(memory) < DEFAULT_LIMIT_BYTES
 
 
 def test_required_bytes_agree_with_the_oracle() -> None:

@@ -14,6 +14,7 @@ from pagefuzz.oracles.page_copies import PageCopyOperation
 from pagefuzz.oracles.registry import operation, operations
 from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.oracles.writes import WriteOperation
+from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.refusals import lies_by_reason
 from pagefuzz.strategies.registry import corners_for
 
@@ -52,12 +53,12 @@ def test_every_corner_is_reached(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_stays_within_the_limit_and_reaches_overflow_scale(name: str) -> None:
-    """Below 2^36 bytes; one case in ten at least has a buffer of 2^31."""
+    """Below the default limit; one case in ten at least has a buffer of 2^31."""
     sizes = [
         sum(buffer.memory_bytes for buffer in plan.buffers.values())
         for _, plan, _ in drawn(name, FEW)
     ]
-    assert max(sizes) < 2**36
+    assert max(sizes) < DEFAULT_LIMIT_BYTES
     assert sum(size >= 2**31 - 2**20 for size in sizes) > FEW / 10
 
 
