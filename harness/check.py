@@ -55,6 +55,11 @@ class OwnsWorker:
     def deaths(self) -> int:
         return self._worker.deaths
 
+    @property
+    def memory(self) -> MemoryUse:
+        """The most that a worker has held so far."""
+        return self._worker.memory
+
     def close(self) -> None:
         """Ends the worker. The fork server stays for other checkers until this process exits."""
         self._worker.close()
@@ -152,11 +157,6 @@ class Checker(OwnsWorker):
         """Of the process that launches; None before the first case, after a death, and where
         launches are not isolated."""
         return self._worker.pid
-
-    @property
-    def memory(self) -> MemoryUse:
-        """The most that a worker has held so far."""
-        return self._worker.memory
 
     def start(self) -> None:
         """Starts the worker, which `check` does by itself; fails early with `CannotCheckError`."""

@@ -21,6 +21,7 @@ import pagefuzz.kernels
 from pagefuzz.harness.build import BuildSpec, build
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.lifeline import tied
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.sanitizers.reports import Output, Report, parse
 from pagefuzz.harness.sanitizers.tools import ERROR_EXIT_CODE, watched_command
@@ -61,6 +62,11 @@ class Watched:
         """Of the buffers of these launches."""
         watched = [one for one in self.launched.values() if one.is_watched]
         return sum(size for one in watched for _, size in one.buffers.values())
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The most that a process held."""
+        return MemoryUse.most_of(one.memory for one in self.launched.values())
 
 
 class Interrupted(KeyboardInterrupt):
