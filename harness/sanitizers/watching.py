@@ -210,7 +210,6 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
             process = stack.enter_context(
                 tied(
                     command,
-                    stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     # The current folder must not be on the path: ours has folders named like

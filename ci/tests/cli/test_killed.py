@@ -31,7 +31,7 @@ GONE_S = 20.0
 #: A compiler that does not come to an end, and has started something that does not either.
 SLOW_COMPILER = """#!/bin/sh
 case "$*" in
-*" -c "*) sleep 600 & touch "$FLAG"; wait ;;
+*" -c "*) sleep 600 & : > "$FLAG"; wait ;;
 *) exec g++ "$@" ;;
 esac
 """

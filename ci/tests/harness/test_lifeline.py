@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,19 @@ with tied(["sh", "-c", sys.argv[1]]) as process:
     process.wait()
 """
 
+KILLED_EARLY = """
+import os, signal, sys
+from pagefuzz.harness import lifeline
+
+def die(pipe, group):
+    print(group, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+lifeline._kill_at_hangup = die
+with lifeline.tied(["touch", sys.argv[1]]):
+    pass
+"""
+
 WATCHED = """
 import sys
 from pagefuzz.harness.sanitizers import watching
@@ -30,9 +45,9 @@ watching._run(["sh", "-c", sys.argv[1]], 600.0)
 """
 
 
-def _wait_for(path: Path) -> None:
+def _wait_for(happens: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
+    while not happens():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -43,13 +58,23 @@ def test_it_ends_with_a_process_that_is_killed(tmp_path: Path, program: str) -> 
     flag = tmp_path / "flag"
     holder = subprocess.Popen([sys.executable, "-c", program, ENDLESS.format(flag)])
     try:
-        _wait_for(flag)
+        _wait_for(flag.exists)
         started = descendants(holder.pid)
         assert len(started) == 2
     finally:
         holder.kill()
         holder.wait()
     wait_until_gone(*started, timeout_s=20)
+
+
+def test_it_does_not_begin_before_it_is_tied(tmp_path: Path) -> None:
+    """A process that is killed in between has started nothing."""
+    flag = tmp_path / "flag"
+    command = [sys.executable, "-c", KILLED_EARLY, str(flag)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_until_gone(int(done.stdout), timeout_s=20)
+    assert not flag.exists()
 
 
 def test_it_ends_with_the_block(tmp_path: Path) -> None:
@@ -59,7 +84,7 @@ def test_it_ends_with_the_block(tmp_path: Path) -> None:
 
     def leave() -> None:
         with tied(["sh", "-c", ENDLESS.format(flag)]) as process:
-            _wait_for(flag)
+            _wait_for(flag.exists)
             started.extend((process.pid, *descendants(process.pid)))
             raise ZeroDivisionError
 
@@ -86,11 +111,15 @@ def test_it_may_end_by_itself() -> None:
         with tied(["sh", "-c", f"echo x; exit {code}"], stdout=subprocess.PIPE) as process:
             assert process.communicate() == (b"x\n", None)
         assert process.returncode == code
-    assert watching._run(["sh", "-c", "echo x"], 60.0) == (0, "x\n")
+    assert watching._run(["sh", "-c", "cat; echo x"], 60.0) == (0, "x\n")  # without input
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_what_does_not_run_is_an_error() -> None:
-    """Here, not in the child."""
-    with pytest.raises(FileNotFoundError), tied(["/nowhere/compiler"]):
-        pass
+    """Before anything has started."""
+    for program, error in (
+        ("/nowhere/compiler", FileNotFoundError),
+        ("/dev/null", PermissionError),
+    ):
+        with pytest.raises(error), tied([program]):
+            pass
