@@ -60,6 +60,30 @@ class OwnsWorker:
         """The most that a worker has held so far."""
         return self._worker.memory
 
+    @property
+    def worker_pid(self) -> int | None:
+        """Of the process that launches; None before the first case, after a death, and where
+        launches are not isolated."""
+        return self._worker.pid
+
+    @property
+    def hang_after_s(self) -> float:
+        """Seconds after which a launch is a hang; may be changed between cases."""
+        return self._worker.hang_after_s
+
+    @hang_after_s.setter
+    def hang_after_s(self, seconds: float) -> None:
+        self._worker.hang_after_s = seconds
+
+    @property
+    def longest_launch_s(self) -> float:
+        """Of those that have come back; 0 before the first."""
+        return self._worker.longest_launch_s
+
+    def restart(self) -> None:
+        """Ends the worker: the next case gets a fresh one."""
+        self._worker.restart()
+
     def close(self) -> None:
         """Ends the worker. The fork server stays for other checkers until this process exits."""
         self._worker.close()
@@ -152,19 +176,9 @@ class Checker(OwnsWorker):
         """What its worker is told to launch."""
         return self._assignment
 
-    @property
-    def worker_pid(self) -> int | None:
-        """Of the process that launches; None before the first case, after a death, and where
-        launches are not isolated."""
-        return self._worker.pid
-
     def start(self) -> None:
         """Starts the worker, which `check` does by itself; fails early with `CannotCheckError`."""
         self._worker.start()
-
-    def restart(self) -> None:
-        """Ends the worker: the next case gets a fresh one."""
-        self._worker.restart()
 
     def check(self, case: Case, *, injection: Injection | None = None) -> Verdict:
         """Launches a case twice and judges what was seen.

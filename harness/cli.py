@@ -243,7 +243,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         description="Launches a writer and then a reader on the cache it wrote, sometimes with "
         "copies of pages in between, or swaps to a second cache, and compares every row with what "
         "the contracts make of the writer's inputs. A unit is one subject of writer and reader; "
-        "the first round trip of a unit that fails is minimised and stored.",
+        "the first round trip of a unit that fails is minimised, repeated and stored.",
     )
     trip.add_argument(
         "trip", type=path, nargs="?", metavar="FILE.json", help="one round trip or finding again"
@@ -277,6 +277,7 @@ def _add_roundtrip(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     bound.add_argument(
         "--cases", type=positive, metavar="N", help="round trips of each unit; default: 100"
     )
+    _add_hang_after(trip, "the finding's, else 60s")
     trip.add_argument("--seed", type=seed, metavar="S", help="default: 0")
     trip.add_argument(
         "--report", type=path, metavar="DIR", help="write findings/ there; default: here"

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.patience import LONGEST_S, SHORTEST_S, argument, is_patience
@@ -53,6 +53,9 @@ LAYERS = {
 #: Judgements of what accesses have done.
 _OF_ACCESSES = ("death", "output", "untouched", "counts", "poison")
 
+#: Why a finding is not minimal, unless there is another reason.
+TIME_WAS_UP = "time was up"
+
 _LABEL_WIDTH = 8
 
 
@@ -83,9 +86,10 @@ class Finding:
 
     verdict     of the minimised case; its first failure names the finding
     device      in words ("host", "NVIDIA H200")
-    minimised   False if time ran out before nothing smaller failed
+    minimised   False if time ran out before nothing smaller failed, or `not_minimised` says why
     repeats     how many of `runs` further runs of the case failed in the same way
     hang_after_s  after which a launch was a hang, if somebody asked for a time; else None
+    repeats_hang_after_s  the same in the further runs, if they were given less; else None
     """
 
     operation: str
@@ -100,6 +104,8 @@ class Finding:
     runs: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     hang_after_s: float | None = None
+    repeats_hang_after_s: float | None = None
+    not_minimised: str = ""
 
     @property
     def failure(self) -> Failure:
@@ -149,6 +155,8 @@ class Finding:
             "runs": self.runs,
             "versions": dict(self.versions),
             "hang_after_s": self.hang_after_s,
+            "repeats_hang_after_s": self.repeats_hang_after_s,
+            "not_minimised": self.not_minimised,
         }
 
     @classmethod
@@ -174,7 +182,9 @@ class Finding:
                 repeats=int(data["repeats"]),
                 runs=int(data["runs"]),
                 versions=dict(data["versions"]),
-                hang_after_s=_patience_s(data.get("hang_after_s")),
+                hang_after_s=patience_of(data, "hang_after_s"),
+                repeats_hang_after_s=patience_of(data, "repeats_hang_after_s"),
+                not_minimised=str(data.get("not_minimised", "")),
             )
             _ = finding.failure
         except KeyError as error:
@@ -249,12 +259,11 @@ class Finding:
         return "; ".join(parts)
 
     def _repeated(self) -> str:
-        if self.runs == 0:
-            return "not repeated"
-        repeated = f"{self.repeats} of {self.runs} further runs failed the same way"
-        if self.sanitizer:
-            return f"{repeated}; the simplest case that was drawn, not minimised"
-        return repeated if self.minimised else f"{repeated}; not fully minimised, time was up"
+        if not self.sanitizer:
+            return repeated_text(self)
+        of = f"{self.repeats} of {self.runs} further runs, of this case alone,"
+        repeated = f"{of} failed the same way" if self.runs else "not repeated"
+        return "; ".join(filter(None, (repeated, self.not_minimised)))
 
     @staticmethod
     def _test_name(path: Path) -> str:
@@ -347,6 +356,33 @@ def assert_fixed(path: Path) -> None:
         raise AssertionError(f"not fixed:\n{text}")
 
 
+class HasRepeats(Protocol):
+    """A finding, as far as it says how sure it is; see `Finding`."""
+
+    @property
+    def minimised(self) -> bool: ...
+    @property
+    def not_minimised(self) -> str: ...
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def repeats_hang_after_s(self) -> float | None: ...
+
+
+def repeated_text(found: HasRepeats) -> str:
+    """How often a finding failed again, and whether it is minimal."""
+    if found.runs == 0:
+        return "not repeated"
+    text = f"{found.repeats} of {found.runs} further runs failed the same way"
+    if found.repeats_hang_after_s is not None:
+        text += f", each launch given {found.repeats_hang_after_s:.3g} s"
+    if not found.minimised:
+        text += f"; not fully minimised, {found.not_minimised or TIME_WAS_UP}"
+    return text
+
+
 def describe_case(case: Case) -> str:
     """The operation's line for the case; the case as JSON if the operation cannot say."""
     from pagefuzz.oracles import registry
@@ -373,13 +409,16 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _patience_s(value: object) -> float | None:
-    """`Finding.hang_after_s` of a file, which from before there was such a field has none."""
+def patience_of(data: Mapping[str, Any], name: str = "hang_after_s") -> float | None:
+    """One of a finding's file, in seconds; a file from before there was such a field has none.
+
+    Raises `ValueError`."""
+    value: object = data.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_patience(value):
         raise ValueError(
-            f"hang_after_s must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}, or null, "
+            f"{name} must be seconds from {SHORTEST_S:g} to {LONGEST_S:g}, or null, "
             f"got {value!r:.60}"
         )
     return float(value)

@@ -11,16 +11,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pagefuzz.harness.campaign.again import (
+    REPEAT_HANG_S,
+    REPEAT_S,
+    Repeated,
+    Timed,
+    is_hang,
+    seconds_left,
+)
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import (
+    TIME_WAS_UP,
     cause,
     ordered,
+    patience_of,
+    repeated_text,
     report_lines,
     shown_path,
     write_whole,
 )
+from pagefuzz.harness.patience import argument
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
@@ -37,8 +49,11 @@ FINDING_SCHEMA = 1
 #: Round trips that are drawn from one seed.
 SHARD = 200
 
-#: At most so long is spent on minimising one finding.
-SHRINK_S = 20.0
+#: At most so long is spent on minimising one finding, by Hypothesis and then by hand.
+SHRINK_S, BY_HAND_S = 20.0, 10.0
+
+#: A round trip that is running when that time is up may go on for so long.
+LAST_TRIP_S = 1.0
 
 #: How a report says which way pages move.
 _WAYS = {"": "of", "out": "out of", "in": "back into"}
@@ -50,6 +65,7 @@ class RoundTripFinding:
 
     writer, mover, reader  subjects, by name; a trip without moves has a mover too
     movers                 the subject of each operation that moves pages: `mover` is one of them
+    minimised, repeats, runs, hang_after_s, repeats_hang_after_s, not_minimised  as of a `Finding`
     """
 
     trip: RoundTrip
@@ -60,6 +76,12 @@ class RoundTripFinding:
     reader: str
     backend: str
     build: str
+    minimised: bool = False
+    repeats: int = 0
+    runs: int = 0
+    hang_after_s: float | None = None
+    repeats_hang_after_s: float | None = None
+    not_minimised: str = ""
 
     @classmethod
     def of(cls, checker: RoundTripChecker, trip: RoundTrip, verdict: Verdict) -> RoundTripFinding:
@@ -97,10 +119,12 @@ class RoundTripFinding:
         fields.append(("", f"class: {self.verdict.case_class}"))
         fields += ordered(failure.details)
         others = [f.title for f in self.verdict.failures if f is not failure]
-        fields.append(("seen", "; ".join([f"{NAME} (composition of contracts)", *others])))
+        seen = [f"{NAME} (composition of contracts)", *others, repeated_text(self)]
+        fields.append(("seen", "; ".join(seen)))
         lines = report_lines(left, right, fields, width)
         if path is not None:
-            lines.append(f"again   pagefuzz roundtrip {shlex.quote(str(shown_path(path)))}")
+            waits = "" if self.hang_after_s is None else f" {argument(self.hang_after_s)}"
+            lines.append(f"again   pagefuzz roundtrip {shlex.quote(str(shown_path(path)))}{waits}")
         return "\n".join(line.rstrip() for line in lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +139,12 @@ class RoundTripFinding:
             "build": self.build,
             "round_trip": self.trip.to_json(),
             "verdict": self.verdict.to_json(),
+            "minimised": self.minimised,
+            "repeats": self.repeats,
+            "runs": self.runs,
+            "hang_after_s": self.hang_after_s,
+            "repeats_hang_after_s": self.repeats_hang_after_s,
+            "not_minimised": self.not_minimised,
         }
 
     def save(self, folder: Path) -> Path:
@@ -152,8 +182,20 @@ def _described(case: Case) -> str:
     return operation.describe(operation.plan(case))
 
 
-def subjects_of(path: Path) -> Mapping[str, str] | None:
-    """writer, mover, reader, backend and build of a finding's file; None of a bare round trip.
+@dataclass(frozen=True)
+class Known:
+    """What a finding's file says of the run that found it."""
+
+    writer: str
+    mover: str
+    reader: str
+    backend: str
+    build: str
+    hang_after_s: float | None
+
+
+def known_of(path: Path) -> Known | None:
+    """What a finding's file says; None of a bare round trip.
 
     Raises `CaseError` for a finding that does not say. The file is one that could be read.
     """
@@ -165,7 +207,10 @@ def subjects_of(path: Path) -> Mapping[str, str] | None:
     names = ("writer", "mover", "reader", "backend", "build")
     if missing := [name for name in names if not isinstance(data.get(name), str)]:
         raise CaseError(f"{path}: the finding does not say its {missing[0]}")
-    return {name: data[name] for name in names}
+    try:
+        return Known(**{name: data[name] for name in names}, hang_after_s=patience_of(data))
+    except ValueError as error:
+        raise CaseError(f"{path}: the finding is malformed: {error}") from None
 
 
 @dataclass
@@ -176,6 +221,7 @@ class Searched:
     checked  bytes of rows that were compared
     not_run  reasons, by number of trips
     was_interrupted  by Ctrl-C and the like
+    problem  why the finding is not as sure or as simple as it should be; "" if it is
     totals   of those that were judged: cases, classes and what each detection layer examined
     """
 
@@ -185,6 +231,7 @@ class Searched:
     totals: Progress = field(default_factory=Progress)
     finding: RoundTripFinding | None = None
     was_interrupted: bool = False
+    problem: str = ""
 
 
 class _FailedError(Exception):
@@ -195,15 +242,31 @@ class _TimeIsUp(KeyboardInterrupt):
     pass
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """A trip that fails. is_sure: False of a hang that was seen with little patience."""
+
+    trip: RoundTrip
+    verdict: Verdict
+    is_sure: bool
+
+    @property
+    def identity(self) -> str:
+        return _identity(self.verdict)
+
+
 class Search:
-    """Of one pair of subjects."""
+    """Of one pair of subjects. In the main thread only."""
 
     def __init__(self, checker: RoundTripChecker, *, seed: int, limit_bytes: int) -> None:
         self._checker, self._seed = checker, seed
+        self._timed = Timed(checker)
         self._strategy = round_trips(checker.pair, limit_bytes=limit_bytes)
         self._result = Searched(0, 0, {})
-        self._smallest: tuple[RoundTrip, Verdict] | None = None
+        self._smallest: _Failed | None = None
+        self._sure: _Failed | None = None  # the smallest that is
         self._until: float | None = None
+        self._in_time = True
 
     def run(self, *, cases: int | None = None, time_s: float | None = None) -> Searched:
         """Until something fails, or so many trips have been checked, or so long."""
@@ -217,18 +280,29 @@ class Search:
                     self._strategy, self._body
                 )
                 shard += 1
-        except (_FailedError, _TimeIsUp, Flaky):
+        except (_FailedError, Flaky):
             pass
+        except _TimeIsUp:
+            self._in_time = False
         except KeyboardInterrupt:  # what failed until now stays found
             self._result.was_interrupted = True
+        except CannotCheckError as error:
+            self._give_up(error)
         if self._smallest is not None:
-            self._result.finding = self._finding(*self._smallest)
+            self._result.finding = self._finding()
         return self._result
+
+    def _give_up(self, error: CannotCheckError) -> None:
+        """Keeps what was found; raises the error if nothing was."""
+        if self._smallest is None:
+            raise error
+        self._in_time = False
+        self._result.problem = f"the finding is not minimised: {error}"
 
     def _body(self, trip: RoundTrip) -> None:
         if self._until is not None and time.monotonic() > self._until:
             raise _TimeIsUp
-        verdict = self._checker.check(trip)
+        failed, verdict = self._checked(trip)
         if self._smallest is None:
             self._result.trips += 1
             self._result.checked += verdict.checked.get(NAME, 0)
@@ -237,41 +311,110 @@ class Search:
         if verdict.outcome is Outcome.NOT_RUN:
             seen = self._result.not_run
             seen[verdict.not_run] = seen.get(verdict.not_run, 0) + 1
-        if cause(verdict) is None:
+        if failed is None:
             return
         if self._smallest is None:
             self._until = time.monotonic() + SHRINK_S
-        elif _identity(verdict) != _identity(self._smallest[1]):
+        elif failed.identity != self._smallest.identity:
             return  # another fault: it is not what is being minimised
         # Whatever Hypothesis tries next is smaller, as long as it fails.
-        if self._smallest is None or len(trip.dumps()) <= len(self._smallest[0].dumps()):
-            self._smallest = trip, verdict
+        if self._smallest is None or len(trip.dumps()) <= len(self._smallest.trip.dumps()):
+            self._keep(failed)
         raise _FailedError
 
-    def _finding(self, trip: RoundTrip, verdict: Verdict) -> RoundTripFinding:
-        """Without the moves and gathers that the failure does not need: a writer of several heads
-        is drawn with one gather for each."""
+    def _keep(self, failed: _Failed) -> None:
+        self._smallest = failed
+        if failed.is_sure:
+            self._sure = failed
+
+    def _checked(self, trip: RoundTrip) -> tuple[_Failed | None, Verdict]:
+        """In the time that there is, once something is being minimised; with little patience if
+        that is a hang."""
+        timed, smallest = self._timed, self._smallest
+        given_s, limit_s = timed.asked_s, None
+        if smallest is not None:
+            assert self._until is not None
+            limit_s = max(self._until - time.monotonic(), 0.0) + LAST_TRIP_S
+            given_s = timed.little_s if is_hang(smallest.identity) else given_s
+        verdict = timed.verdict(lambda: self._checker.check(trip), limit_s, given_s)
+        if verdict is None:
+            raise _TimeIsUp
+        if cause(verdict) is None:
+            return None, verdict
+        is_sure = given_s >= timed.asked_s or not is_hang(_identity(verdict))
+        return _Failed(trip, verdict, is_sure), verdict
+
+    def _finding(self) -> RoundTripFinding:
+        """Made simpler by hand, confirmed if it needs to be, and repeated; as long as nobody wants
+        an end."""
+        found, not_minimised = self._smallest, ""
+        assert found is not None
+        repeated = Repeated()
         try:
-            for without in (_without_move, _without_gather):
-                while not self._result.was_interrupted:
-                    if (fewer := self._fewer(trip, verdict, without)) is None:
-                        break
-                    trip, verdict = fewer
+            if not self._result.was_interrupted and not self._result.problem:
+                self._drop_parts()
+                found, not_minimised = self._confirmed()
+                repeated = self._repeated(found)
         except KeyboardInterrupt:
             self._result.was_interrupted = True
-        return RoundTripFinding.of(self._checker, trip, verdict)
+        except CannotCheckError as error:
+            self._give_up(error)
+        if not found.is_sure and self._sure is not None:
+            found, not_minimised = self._sure, TIME_WAS_UP
+        self._result.problem = self._result.problem or repeated.problem
+        return replace(
+            RoundTripFinding.of(self._checker, found.trip, found.verdict),
+            minimised=self._in_time and not self._result.was_interrupted and not not_minimised,
+            repeats=repeated.repeats,
+            runs=repeated.runs,
+            repeats_hang_after_s=repeated.hang_after_s,
+            not_minimised=not_minimised,
+        )
 
-    def _fewer(
-        self,
-        trip: RoundTrip,
-        verdict: Verdict,
-        without: Callable[[RoundTrip], list[RoundTrip]],
-    ) -> tuple[RoundTrip, Verdict] | None:
-        for one in without(trip):
-            seen = self._checker.check(one)
-            if cause(seen) is not None and _identity(seen) == _identity(verdict):
-                return one, seen
-        return None
+    def _drop_parts(self) -> None:
+        """The moves and gathers that the failure does not need: a writer of several heads is drawn
+        with one gather for each."""
+        self._until = time.monotonic() + BY_HAND_S
+        try:
+            for without in (_without_move, _without_gather):
+                while self._dropped_one(without):
+                    pass
+        except _TimeIsUp:
+            self._in_time = False
+
+    def _dropped_one(self, without: Callable[[RoundTrip], list[RoundTrip]]) -> bool:
+        smallest = self._smallest
+        assert smallest is not None
+        for one in without(smallest.trip):
+            if self._until is not None and time.monotonic() > self._until:
+                raise _TimeIsUp
+            failed, _ = self._checked(one)
+            if failed is not None and failed.identity == smallest.identity:
+                self._keep(failed)
+                return True
+        return False
+
+    def _confirmed(self) -> tuple[_Failed, str]:
+        """What is reported, and why that is not the smallest, in words; "" if it is."""
+        smallest, sure = self._smallest, self._sure
+        assert smallest is not None
+        assert sure is not None
+        if smallest.is_sure:
+            return smallest, ""
+        verdict, why_not = self._timed.confirmed(
+            lambda: self._checker.check(smallest.trip),
+            lambda verdict: _identity(verdict) == smallest.identity,
+        )
+        return (sure, why_not) if verdict is None else (_Failed(smallest.trip, verdict, True), "")
+
+    def _repeated(self, found: _Failed) -> Repeated:
+        hang = is_hang(found.identity)
+        return self._timed.repeat(
+            lambda: self._checker.check(found.trip),
+            lambda verdict: _identity(verdict) == found.identity,
+            seconds_left(REPEAT_HANG_S if hang else REPEAT_S),
+            hang=hang,
+        )
 
 
 def _progress(verdict: Verdict) -> Progress:

@@ -253,7 +253,7 @@ class RoundTripChecker(OwnsWorker):
         build: str = "checked",
         *,
         mover: str = MOVER,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float | None = None,
         isolate: bool = True,
         gpu_memory_bytes: int | None = None,
     ) -> None:
@@ -265,7 +265,7 @@ class RoundTripChecker(OwnsWorker):
                  mover is one of copy_blocks or swap_blocks; the other is moved by the bundled one
         device   "host", "cuda" or "auto"
         build    build flags, separated by commas; not asan
-        isolate, gpu_memory_bytes  as of a `Checker`
+        timeout_s, isolate, gpu_memory_bytes  as of a `Checker`
 
         Raises `CannotCheckError` as a `Checker` does.
         """
@@ -290,7 +290,10 @@ class RoundTripChecker(OwnsWorker):
         about = {"pair": pair, "device": self.backend, "build": self.build}
         journal = Journal(new_path(cache_folder().parent / "journals"), **about)
         self._worker = worker_for(
-            self._assignment, isolate=isolate, timeout_s=timeout_s, journal=journal
+            self._assignment,
+            isolate=isolate,
+            timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
+            journal=journal,
         )
 
     @property

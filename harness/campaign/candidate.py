@@ -14,10 +14,14 @@ CLASS_RANK = {CaseClass.IN_CONTRACT: 0, CaseClass.HOSTILE: 1, CaseClass.REFUSED:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A failing case."""
+    """A failing case.
+
+    is_sure  False of a hang that was seen with less patience than was asked for
+    """
 
     case: Case
     verdict: Verdict
+    is_sure: bool = True
 
     @property
     def rank(self) -> int:

@@ -287,6 +287,8 @@ class Campaign:
             minimised=settled.minimised if settled else False,
             repeats=settled.repeats if settled else 0,
             runs=settled.runs if settled else 0,
+            repeats_hang_after_s=settled.repeats_hang_after_s if settled else None,
+            not_minimised=settled.not_minimised if settled else "",
             versions=self.versions,
             hang_after_s=self.options.hang_after_s,
         )

@@ -77,6 +77,7 @@ class Settled:
 
     minimised  False if time ran out first
     repeats    how many of `runs` further runs of the case failed in the same way
+    repeats_hang_after_s, not_minimised  as of a `Finding`
     """
 
     case: Case
@@ -84,6 +85,8 @@ class Settled:
     minimised: bool
     repeats: int
     runs: int
+    repeats_hang_after_s: float | None = None
+    not_minimised: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 class CaseChecker(Protocol):
     """What a campaign needs of `harness.check.Checker`."""
 
+    hang_after_s: float
+
     @property
     def worker_pid(self) -> int | None: ...
+
+    @property
+    def longest_launch_s(self) -> float: ...
 
     @property
     def memory(self) -> MemoryUse: ...

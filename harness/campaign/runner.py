@@ -74,7 +74,7 @@ class Runner:
         """Signal handler: ends the search at the next case; what was found is still reported."""
         self._stop_requested = True
         if self._search is not None:
-            self._search.stop_requested = True
+            self._search.stop()
 
     def emit(self, event: Event) -> None:
         try:

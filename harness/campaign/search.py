@@ -17,6 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pagefuzz.harness.campaign.again import (
+    REPEAT_HANG_S,
+    REPEAT_S,
+    Timed,
+    is_hang,
+)
 from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky, feed, use_cache
 from pagefuzz.harness.campaign.events import (
@@ -32,9 +38,8 @@ from pagefuzz.harness.campaign.events import (
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
-from pagefuzz.harness.campaign.watchdog import Watchdog
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import cause, identity_of
+from pagefuzz.harness.findings import TIME_WAS_UP, cause, identity_of
 from pagefuzz.harness.profiles import SHARD_CASES
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
@@ -42,14 +47,8 @@ from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 if TYPE_CHECKING:
     from pagefuzz.harness.campaign.parts import CaseChecker
 
-#: Further runs of a minimised case.
-REPEATS = 10
-
-#: A settled finding is not repeated for longer than this: a fresh worker takes 20 ms on the host,
-#: 0.4 s on a GPU and 1.3 s in Triton's interpreter.
-REPEAT_S = 20.0
-
-#: The same once time is up, by backend; and of all findings together, well before `GRACE_S`.
+#: A finding is repeated for at most so long once time is up, by backend; and all findings together,
+#: well before `GRACE_S`.
 REPEAT_GRACE_S = {"host": 2.0, "cuda": 5.0}
 REPEAT_GRACES_S = 10.0
 
@@ -111,7 +110,7 @@ class Search:
 
     emit       takes each event
     claimed    what other runners of the unit have claimed since it was last asked
-    stop_requested  set by a signal handler; looked at before each case
+    stop_requested  set by `stop`; looked at before each case
     """
 
     def __init__(
@@ -127,6 +126,7 @@ class Search:
         self._job = job
         self._parts = parts
         self._checker = checker
+        self._timed = Timed(checker)
         self._emit = emit
         self._journal = journal
         self._claimed = claimed
@@ -134,6 +134,7 @@ class Search:
         self._progress_sent = time.monotonic()
         self._generated = 0
         self._candidates: dict[str, Candidate] = {}
+        self._sure: dict[str, Candidate] = {}  # the best of those
         self._settled: dict[str, int] = {}  # identity -> class rank
         self._target: Target | None = None
         self._shrink_ends: float | None = None  # None: not minimising
@@ -141,8 +142,13 @@ class Search:
         self._best_s = 0.0  # that the best case of it took
         self._complained = False
         self._case_began = 0.0
-        self._case_s = 0.0
+        self._case_s = self._given_s = 0.0  # of the last case: what it took, a launch's patience
         self._last_repeat_ends: float | None = None  # once time is up
+
+    def stop(self) -> None:
+        """Ends the search at the next case, and soon. For signal handlers."""
+        self.stop_requested = True
+        self._timed.hurry(LAST_CASE_S)
 
     # ---- the course of a shard ----------------------------------------------------------------
 
@@ -252,7 +258,10 @@ class Search:
             self._keep(case, verdict)
             if self._target is None:
                 self._target = Target.of(verdict)
-                self._begin_shrinking(self._target.identity, self._hypothesis_share)
+                # Of a hang each step takes long: `simplify` has all the time, and fewer steps.
+                hang = is_hang(self._target.identity)
+                share = 0.0 if hang else self._hypothesis_share
+                self._begin_shrinking(self._target.identity, share)
         if self._target is not None and Target.of(verdict) == self._target:
             raise _CaseFailedError(self._target.identity)
 
@@ -261,7 +270,7 @@ class Search:
         self._heed_claims()
         self._raise_if_over()
         began = time.monotonic()
-        verdict = self._judge(case, self._limit_s(began))
+        verdict = self._judge(case, self._limit_s(began), self._patience_s)
         now = time.monotonic()
         self._case_s = now - began
         progress = self._progress
@@ -292,24 +301,29 @@ class Search:
         if self._job.deadline is not None:
             limits.append(self._job.deadline - now + LAST_CASE_S)
         if self._shrink_ends is not None:
-            limits += [3 * self._best_s + CANDIDATE_S, self._shrink_ends - now + CANDIDATE_S]
+            usual_s = self._best_s
+            if is_hang(self._minimising):
+                usual_s = max(usual_s, self._patience_s)
+            limits += [3 * usual_s + CANDIDATE_S, self._shrink_ends - now + CANDIDATE_S]
         return min(limits, default=None)
 
-    def _judge(self, case: Case, limit_s: float | None) -> Verdict:
+    @property
+    def _patience_s(self) -> float:
+        """What a launch is given: little while a hang is made simpler."""
+        is_minimising = self._shrink_ends is not None
+        in_short = is_minimising and is_hang(self._minimising)
+        return self._timed.little_s if in_short else self._timed.asked_s
+
+    def _judge(self, case: Case, limit_s: float | None, hang_after_s: float) -> Verdict:
         """The verdict; "not run" if the case took too long, or is none of its operation."""
-        watchdog = Watchdog(self._checker, limit_s)
+        self._given_s = hang_after_s
         try:
-            with watchdog:
-                verdict = self._checker.check(case)
+            verdict = self._timed.verdict(lambda: self._checker.check(case), limit_s, hang_after_s)
         except CaseError as error:
             if self._shrink_ends is None:  # else a step too far, in making the case smaller
                 self._complain(f"a case was drawn that is none: {error}: {case.dumps()}")
             return Verdict(Outcome.NOT_RUN, None, not_run="malformed")
-        except CannotCheckError:
-            if not watchdog.barked:
-                raise
-            return _TOO_SLOW
-        return _TOO_SLOW if watchdog.barked else verdict
+        return _TOO_SLOW if verdict is None else verdict
 
     def _complain(self, sentence: str) -> None:
         """Of what is no reason to stop; once, as the first is usually the cause of the others."""
@@ -326,6 +340,7 @@ class Search:
             candidate = self._candidates.get(claim.identity)
             if candidate is not None and candidate.rank >= claim.rank:
                 del self._candidates[claim.identity]
+                self._sure.pop(claim.identity, None)
             if self._shrink_ends is not None and self._minimising == claim.identity:
                 self._shrink_ends = 0.0
 
@@ -347,13 +362,18 @@ class Search:
         return bool(identity) and (settled is None or CLASS_RANK[verdict.case_class] < settled)
 
     def _keep(self, case: Case, verdict: Verdict) -> None:
-        """Stores the case if it is the first of its identity or better than the one stored."""
+        """Stores the case if it is the first of its identity or better than the one stored. What
+        is not sure is told to nobody: it may be a slow launch on a busy machine."""
         identity = identity_of(verdict)
-        candidate, best = Candidate(case, verdict), self._candidates.get(identity)
-        if best is not None and not candidate.better_than(best):
+        is_sure = self._given_s >= self._timed.asked_s or not is_hang(identity)
+        candidate = Candidate(case, verdict, is_sure)
+        best, sure = self._candidates.get(identity), self._sure.get(identity)
+        if best is None or candidate.better_than(best):
+            self._candidates[identity] = candidate
+            self._best_s = self._case_s
+        if not is_sure or not (sure is None or candidate.better_than(sure)):
             return
-        self._candidates[identity] = candidate
-        self._best_s = self._case_s
+        self._sure[identity] = candidate
         self._emit(Failing(case, verdict))
         unit = self._job.shard.unit
         try:
@@ -375,6 +395,10 @@ class Search:
     def _begin_shrinking(self, identity: str, share: float) -> None:
         self._minimising = identity
         self._shrink_ends = time.monotonic() + self._job.options.shrink_s * share
+        if is_hang(identity) and self._job.deadline is not None:
+            # What comes of it is confirmed, or else of no use.
+            confirm_s = self._timed.asked_s if self._timed.little_s < self._timed.asked_s else 0.0
+            self._shrink_ends = min(self._shrink_ends, self._job.deadline - confirm_s)
         self._send_progress()
 
     @property
@@ -398,7 +422,7 @@ class Search:
         minimised = True
         first = best.verdict
         target = Target.of(first)
-        self._begin_shrinking(identity, 1.0 - HYPOTHESIS_SHARE)
+        self._begin_shrinking(identity, 1.0 if is_hang(identity) else 1.0 - HYPOTHESIS_SHARE)
 
         def still_fails(case: Case) -> bool:
             nonlocal target
@@ -416,45 +440,72 @@ class Search:
             simplify(best.case, still_fails)
         except _Stop:
             minimised = False
-        identity = target.identity
-        best = self._candidates.get(identity)
-        if best is None:
-            self._shrink_ends = None
-            return
-        repeats, runs = self._repeat(best.case, identity)
-        self._emit(Settled(best.case, best.verdict, minimised, repeats, runs))
+        self._minimising = target.identity
+        best, not_minimised = self._confirmed(target.identity, identity)
+        if best is not None:
+            self._report(best, minimised and not not_minimised, not_minimised)
         self._shrink_ends = None
-        self._settled[identity] = best.rank
         self._raise_if_over()
 
-    def _repeat(self, case: Case, identity: str) -> tuple[int, int]:
-        """How often the case fails again in the same way, of how many runs, each in a fresh worker:
-        what others have left behind must not be the reason."""
-        repeats = runs = 0
-        began = time.monotonic()
-        while runs < REPEATS:
-            left_s = self._repeats_end(began) - time.monotonic()
-            if left_s <= 0:
-                break
-            try:
-                self._checker.restart()
-                verdict = self._judge(case, left_s)
-            except CannotCheckError as error:
-                self._complain(f"a finding was repeated {runs} times only: {error}")
-                break
-            if verdict is _TOO_SLOW:
-                break
-            runs += 1
-            repeats += identity_of(verdict) == identity
-        return repeats, runs
-
-    def _repeats_end(self, began: float) -> float:
-        """Until when a finding may be repeated."""
+    def _confirmed(self, identity: str, first: str) -> tuple[Candidate | None, str]:
+        """What is reported: the best case of `identity`; but of a hang that little patience has
+        shown only what all of the patience shows too, else the best that this has shown, of
+        `identity` or else of `first`. And why that is not the simplest, in words; "" if it is. None
+        if nothing is left to be reported."""
+        best = self._candidates.get(identity)
+        if best is None or best.is_sure:
+            return best, ""
+        not_minimised = TIME_WAS_UP
         if not self._time_is_up:
-            return began + REPEAT_S
+            deadline = self._job.deadline
+            verdict, not_minimised = self._timed.confirmed(
+                lambda: self._checker.check(best.case),
+                lambda verdict: identity_of(verdict) == identity,
+                None if deadline is None else deadline - time.monotonic() + LAST_CASE_S,
+            )
+            if verdict is not None:
+                return Candidate(best.case, verdict), ""
+        del self._candidates[identity]
+        known = self._sure.get(identity) or self._sure.get(first)
+        if known is not None:
+            self._candidates[identity_of(known.verdict)] = known
+        return known, not_minimised
+
+    def _report(self, best: Candidate, minimised: bool, not_minimised: str) -> None:
+        """Repeats the case and makes it a finding."""
+        identity = identity_of(best.verdict)
+        began, hang = time.monotonic(), is_hang(identity)
+        repeated = self._timed.repeat(
+            lambda: self._checker.check(best.case),
+            lambda verdict: identity_of(verdict) == identity,
+            lambda: self._repeats_end(began, hang) - time.monotonic(),
+            hang=hang,
+        )
+        if repeated.problem:
+            self._complain(repeated.problem)
+        self._emit(
+            Settled(
+                best.case,
+                best.verdict,
+                minimised,
+                repeated.repeats,
+                repeated.runs,
+                repeated.hang_after_s,
+                not_minimised,
+            )
+        )
+        self._settled[identity] = best.rank
+
+    def _repeats_end(self, began: float, hang: bool) -> float:
+        """Until when a finding may be repeated."""
+        grace_s = REPEAT_GRACE_S[self._job.options.backend]
+        if not self._time_is_up:
+            ends = began + (REPEAT_HANG_S if hang else REPEAT_S)
+            deadline = self._job.deadline
+            return ends if deadline is None else min(ends, deadline + grace_s)
         if self._last_repeat_ends is None:
             self._last_repeat_ends = time.monotonic() + REPEAT_GRACES_S
-        return min(began + REPEAT_GRACE_S[self._job.options.backend], self._last_repeat_ends)
+        return min(began + grace_s, self._last_repeat_ends)
 
     def _settle_the_rest(self) -> None:
         """Failing cases that no round has minimised: reported as they are, never dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pagefuzz.harness import subjects
@@ -19,7 +19,7 @@ from pagefuzz.harness.findings import cause
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.reporters.ending import layer_table, memory_lines
 from pagefuzz.harness.reporters.figures import screen_width, shown_subjects
-from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, subjects_of
+from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, known_of
 from pagefuzz.harness.round_trips import MOVER, RoundTripChecker, movers_of
 from pagefuzz.oracles.round_trip import load_round_trip
 from pagefuzz.oracles.verdict import Outcome
@@ -90,7 +90,13 @@ def _end(results: Sequence[UnitResult], backend: str) -> None:
             print("", *block, sep="\n")
 
 
-def _checker(unit: _Unit, device: str, build: str, options: argparse.Namespace) -> RoundTripChecker:
+def _checker(
+    unit: _Unit,
+    device: str,
+    build: str,
+    options: argparse.Namespace,
+    hang_after_s: float | None,
+) -> RoundTripChecker:
     return RoundTripChecker(
         unit.pair,
         unit.writer,
@@ -100,6 +106,7 @@ def _checker(unit: _Unit, device: str, build: str, options: argparse.Namespace) 
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
         mover=unit.mover,
+        timeout_s=hang_after_s,
     )
 
 
@@ -116,7 +123,7 @@ def _search(
     if cases is None and time_s is None:
         cases = CASES
     device, build = options.device or "auto", options.build or "checked"
-    with _checker(unit, device, build, options) as checker:
+    with _checker(unit, device, build, options, options.hang_after) as checker:
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
         layers = checker.layers
@@ -129,7 +136,10 @@ def _search(
         print(f"{unit}: {times:,} not run: {reason}", file=sys.stderr)
     if seen.finding is not None:
         _say(unit, f"{what}, do not agree")
-        _show(seen.finding, (options.report or Path()) / "findings")
+        if seen.problem:
+            print(f"pagefuzz: {unit}: {seen.problem}", file=sys.stderr)
+        finding = replace(seen.finding, hang_after_s=options.hang_after)
+        _show(finding, (options.report or Path()) / "findings")
         codes.append(1)
     elif seen.was_interrupted:
         _say(unit, f"{what}, agree so far")
@@ -174,17 +184,18 @@ def _again(options: argparse.Namespace) -> int:
     if unused := [name for name in given if getattr(options, name) is not None]:
         raise CannotCheckError(f"{path} is one round trip: leave --{unused[0]} out")
     trip = load_round_trip(path)
-    known = subjects_of(path) or {}
+    known = known_of(path)
+    hang_after_s = options.hang_after or (known.hang_after_s if known else None)
     codes = []
     for unit in _units(
         [trip.pair],
-        options.writer or (known and [known["writer"]]) or None,
-        options.mover or (known and known["mover"]) or None,
-        options.reader or (known and [known["reader"]]) or None,
+        options.writer or ([known.writer] if known else None),
+        options.mover or (known.mover if known else None),
+        options.reader or ([known.reader] if known else None),
     ):
-        device = options.device or known.get("backend", "auto")
-        build = options.build or known.get("build", "checked")
-        with _checker(unit, device, build, options) as checker:
+        device = options.device or (known.backend if known else "auto")
+        build = options.build or (known.build if known else "checked")
+        with _checker(unit, device, build, options, hang_after_s) as checker:
             verdict = checker.check(trip)
             where = f"{unit} · {checker.backend} · {checker.build} build"
             if verdict.outcome is Outcome.NOT_RUN:
@@ -195,6 +206,7 @@ def _again(options: argparse.Namespace) -> int:
                 codes.append(0)
             else:
                 now = RoundTripFinding.of(checker, trip, verdict)
+                now = replace(now, hang_after_s=hang_after_s)
                 print(now.text(screen_width(), path))
                 codes.append(1)
     return 1 if 1 in codes else max(codes)

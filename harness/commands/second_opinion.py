@@ -205,6 +205,9 @@ class _Run:
                     self._unstored = str(error)
                     print(f"pagefuzz: {error}", file=sys.stderr)
             print(f"\n{finding.text(self._width, path)}\n", flush=True)
+        for problem in found.problems:
+            self._problems[unit.name] = problem
+            print(f"pagefuzz: {unit.name}: {problem}", file=sys.stderr, flush=True)
         if found.was_interrupted:
             raise KeyboardInterrupt
 

@@ -4,8 +4,8 @@ Every buffer of a case gets its own *region*: the buffer and the workspace it is
 region lies against a *guard*, memory that nobody may touch, at the end that its placement names; at
 its other end, and between the buffer and the guard where alignment leaves room, lies a red zone.
 Small regions lie in *pools*, mapped once and reused, and are filled and compared whole. A large
-region is sparse: only *windows* around the footprint hold contents, every other byte is zero, and
-what a launch touched is found without walking the buffer. Between windows lie *holes*, in which no
+region is sparse: only *windows* around the footprint hold contents, and what a launch touched is
+found without walking the buffer. Between windows lie *holes*, in which no
 byte is legal; a hole that nobody may touch is *closed*.
 """
 
@@ -38,8 +38,10 @@ NEAR_BYTES = 16
 #: 7 ns each, so that a region of this size costs what the rest of a case does.
 SMALL_BYTES = 256 * 1024
 
-#: What a pool holds beyond a region's red zones.
-BACKGROUND = 0xA5
+#: What memory holds far from anything legal, by fill. As a number it is large in every format that
+#: there is (8 to 32 bits, floating point or not; as an index it is illegal), so that a maximum, a
+#: sum or an address that takes it in by mistake shows it.
+BACKGROUND = (0x7A, 0xF5)
 
 
 class DoesNotFitError(Exception):
@@ -156,12 +158,12 @@ class PoolRegion:
         )
 
     def contents(self, expectation: Expectation, seed: int, fill: int) -> Bytes:
-        """uint8 [pool_bytes]: what the pool holds before a launch. Beyond the red zones it is the
-        same byte everywhere."""
+        """uint8 [pool_bytes]: what the pool holds before a launch, `BACKGROUND` beyond the red
+        zones."""
         placement = self.buffer.placement
         begin = max(self.begin, -placement.before_bytes - RED_ZONE_BYTES)
         end = min(self.end, self.buffer.memory_bytes + RED_ZONE_BYTES)
-        out = np.full(self.pool_bytes, BACKGROUND, np.uint8)
+        out = np.full(self.pool_bytes, BACKGROUND[fill], np.uint8)
         out[begin + self.base : end + self.base] = contents(
             self.buffer, expectation, seed, fill, begin, end
         )

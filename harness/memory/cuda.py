@@ -1,13 +1,13 @@
 """Memory of the cuda backend, through the driver's virtual memory.
 
 A small buffer lies at one end of a granule of its own, and only its region of that granule is
-copied in and out; the rest holds one byte value everywhere, and one search by the device
-(`pf_scan` of the built object) over all granules tells where it no longer does.
+copied in and out; the rest holds one byte value everywhere, whatever the fill, and one search by
+the device (`pf_scan` of the built object) over all granules tells where it no longer does.
 
 A large buffer's region has physical memory everywhere as long as a case's regions are few bytes: it
-holds zeros outside windows, and the same search tells where not. Beyond, only the granules that
-hold windows have memory. Nothing is mapped in the rest, the holes: an access there is a fault,
-reads whose value is thrown away and stores of zeros included, which no search would show.
+holds the background of the fill outside windows, and the same search tells where not. Beyond, only
+the granules that hold windows have memory. Nothing is mapped in the rest, the holes: an access
+there is a fault, reads whose value is thrown away included, which no search would show.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from pagefuzz.harness.memory.arena import (
     round_up,
 )
 from pagefuzz.harness.memory.device_memory import KEPT_BYTES, Allocation, DeviceMemory
-from pagefuzz.harness.memory.device_regions import Layout, LayoutKey, Pool, Pools
+from pagefuzz.harness.memory.device_regions import (
+    POOL_BACKGROUND,
+    Layout,
+    LayoutKey,
+    Pool,
+    Pools,
+)
 from pagefuzz.harness.memory.driver import GRANULE_BYTES, Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.windows import Windows
@@ -119,6 +125,7 @@ class CudaArena:
         self._small: list[_SmallRegion] = []
         self._large: list[_LargeRegion] = []
         self._is_uncollected = False
+        self._fill = 0
 
     @property
     def allocated_bytes(self) -> int:
@@ -174,7 +181,7 @@ class CudaArena:
         return _SmallRegion.of(PoolRegion.of(buffer, REGION_BYTES), pool)
 
     def _background_chunks(self) -> npt.NDArray[np.bool_]:
-        """bool [chunks of all pools]: which of them a launch must leave at `BACKGROUND`."""
+        """bool [chunks of all pools]: which of them a launch must leave at `POOL_BACKGROUND`."""
         out = np.zeros((self._pools.size_bytes // GRANULE_BYTES, _POOL_CHUNKS), np.bool_)
         for small in self._small:
             row = out[(small.pool.own - self._pools.address) // GRANULE_BYTES]
@@ -241,20 +248,21 @@ class CudaArena:
     def fill(self, fill: int) -> None:
         seed = self._plan.case.seed
         self._is_uncollected = True
+        self._fill = fill
         self._host.fill(fill)
         for small in self._small:
             begin, end = small.begin, small.end
             old_begin, old_end = small.pool.used
             if old_begin < begin or old_end > end:
                 own = small.pool.own
-                self._driver.set_bytes(own + old_begin, BACKGROUND, old_end - old_begin)
+                self._driver.set_bytes(own + old_begin, POOL_BACKGROUND, old_end - old_begin)
             small.pool.used = (begin, end)
             # Judgements keep what this makes: it is made anew for each launch.
             small.before = small.region.contents(self._expectation, seed, fill)
             self._driver.copy_in(small.pool.own + begin, small.before)
         for large in self._large:
             layout, windows = large.layout, large.windows
-            self._driver.set_bytes(layout.own_address, 0, layout.own_bytes)
+            self._driver.set_bytes(layout.own_address, BACKGROUND[fill], layout.own_bytes)
             windows.fill(seed, fill)
             for begin, data in windows.slices(windows.before):
                 self._driver.copy_in(layout.own_at(large.base + begin), data)
@@ -311,10 +319,10 @@ class CudaArena:
         return chunks
 
     def _pool_strays(self) -> dict[int, IntervalSet]:
-        """Pool (where the harness sees it) -> bytes, from there on, that are not `BACKGROUND` any
-        more, in chunks."""
+        """Pool (where the harness sees it) -> bytes, from there on, that no longer are
+        `POOL_BACKGROUND`, in chunks."""
         address, size_bytes = self._pools.address, self._pools.size_bytes
-        flags = self._differing(address, size_bytes, _POOL_CHUNK_BYTES, BACKGROUND)
+        flags = self._differing(address, size_bytes, _POOL_CHUNK_BYTES, POOL_BACKGROUND)
         rows, columns = np.divmod(np.flatnonzero(flags & self._must_be_background), _POOL_CHUNKS)
         return {
             address + row * GRANULE_BYTES: IntervalSet.of_runs(
@@ -330,8 +338,8 @@ class CudaArena:
         found = strays[small.pool.own]
         for begin, end in found:
             at = begin - small.begin - small.region.base
-            yield from self._strays(small.pool.own + begin, at, end - begin, BACKGROUND)
-            self._driver.set_bytes(small.pool.own + begin, BACKGROUND, end - begin)
+            yield from self._strays(small.pool.own + begin, at, end - begin, POOL_BACKGROUND)
+            self._driver.set_bytes(small.pool.own + begin, POOL_BACKGROUND, end - begin)
 
     def _large_chunks(self, large: _LargeRegion) -> tuple[Chunk, ...]:
         """Windows that changed, and what was touched outside them, by offset."""
@@ -339,14 +347,15 @@ class CudaArena:
         after = np.empty_like(large.windows.before)
         for begin, data in large.windows.slices(after):
             self._driver.copy_out(data, layout.own_at(base + begin))
-        flags = self._differing(layout.own_address, layout.own_bytes, SCAN_CHUNK_BYTES, 0)
+        held = BACKGROUND[self._fill]
+        flags = self._differing(layout.own_address, layout.own_bytes, SCAN_CHUNK_BYTES, held)
         touched = IntervalSet.of_runs(
             layout.in_region(np.flatnonzero(flags) * SCAN_CHUNK_BYTES) - base, SCAN_CHUNK_BYTES
         )
         found = large.windows.changed(after)
         outside = touched.without(large.windows.spans)
         for begin, end in outside:
-            found += self._strays(layout.own_at(base + begin), begin, end - begin, 0)
+            found += self._strays(layout.own_at(base + begin), begin, end - begin, held)
         return _in_order(found)
 
     def _differing(

@@ -21,6 +21,9 @@ _OWN_SIZES = tuple(n * _MEBIBYTE for n in (64, 16, 4, 2))
 
 _MOST_POOLS = 512
 
+#: What a pool holds outside the region of its buffer, where a launch has no reason to come.
+POOL_BACKGROUND = BACKGROUND[0]
+
 
 @dataclass
 class Pool:
@@ -28,7 +31,7 @@ class Pool:
 
     address  where the launch sees it, between guards
     own      where the harness does
-    used     (begin, end) in it: what may hold anything; the rest is `BACKGROUND`
+    used     (begin, end) in it: what may hold anything; the rest is `POOL_BACKGROUND`
     """
 
     address: int
@@ -81,12 +84,12 @@ class Pools:
             raise
         self._handles.append(handle)
         self._launch_views.append(launch)
-        self._memory.driver.set_bytes(own, BACKGROUND, GRANULE_BYTES)
+        self._memory.driver.set_bytes(own, POOL_BACKGROUND, GRANULE_BYTES)
         return Pool(launch.address, own)
 
     def reset(self) -> None:
-        """All of them hold `BACKGROUND` everywhere again."""
-        self._memory.driver.set_bytes(self.address, BACKGROUND, self.size_bytes)
+        """All of them hold `POOL_BACKGROUND` everywhere again."""
+        self._memory.driver.set_bytes(self.address, POOL_BACKGROUND, self.size_bytes)
         for pool in self._pools.values():
             pool.used = (0, 0)
 

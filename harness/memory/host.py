@@ -247,8 +247,8 @@ class _SparseRegion:
             ends.append(end - self.base)
 
     def _strays(self, begin: int, end: int) -> Iterator[Chunk]:
-        """Pages outside all windows that hold something now. They held zeros, or did not exist;
-        a launch that only read them leaves zeros."""
+        """Pages outside all windows that hold something now: of holes that are not closed. They did
+        not exist; a launch that only read them leaves zeros."""
         step = 2**20
         for position in range(begin, end, step):
             after = np.empty(min(step, end - position), np.uint8)

@@ -1,8 +1,8 @@
 """The parts of a large region that are filled and compared.
 
 A large buffer is gigabytes of address space of which a case touches a few thousand places. Around
-each lies a window; a window holds the oracle's contents in blocks near the footprint and zeros in
-the rest, as all memory outside windows does. All windows of a region are handled as one array: a
+each lies a window; a window holds the oracle's contents in blocks near the footprint and the
+background in the rest. All windows of a region are handled as one array: a
 case with thousands of them must not cost thousands of Python calls for each thing done to them.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pagefuzz.harness.memory.arena import RED_ZONE_BYTES, DoesNotFitError
+from pagefuzz.harness.memory.arena import BACKGROUND, RED_ZONE_BYTES, DoesNotFitError
 from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES
 from pagefuzz.oracles.contents import initial_blocks
 from pagefuzz.oracles.expectation import Expectation
@@ -96,7 +96,7 @@ class Windows:
 
     def fill(self, seed: int, fill: int) -> None:
         """Makes `before` anew; chunks of the last launch keep theirs."""
-        self.before = np.zeros(self.spans.total_bytes, np.uint8)
+        self.before = np.full(self.spans.total_bytes, BACKGROUND[fill], np.uint8)
         self.before.reshape(-1, _BLOCK_BYTES)[self._block_indices] = initial_blocks(
             self._buffer, self._readable, seed, fill, self._blocks, _BLOCK_BYTES
         )

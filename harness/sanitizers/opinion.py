@@ -13,6 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pagefuzz.harness.campaign.again import (
+    REPEAT_HANG_S,
+    REPEAT_S,
+    Repeated,
+    Timed,
+    is_hang,
+    seconds_left,
+)
 from pagefuzz.harness.campaign.candidate import Candidate
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
@@ -30,6 +38,7 @@ from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.observation import Status
 from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
+from pagefuzz.oracles.wording import count_text
 
 #: Cases that are launched without the tool too, to say how much slower they are under it.
 COMPARED = 20
@@ -37,9 +46,11 @@ COMPARED = 20
 #: Cases of one fault that are launched by themselves before others are.
 _HINTED = 3
 
-#: Further runs of a case that fails on the host, and the time for making it simpler.
-_REPEATS = 10
+#: Time for making a case that fails on the host simpler.
 _SIMPLIFY_S = 10.0
+
+#: Of a report of compute-sanitizer, which takes seconds for each process: no case is made simpler.
+_AS_DRAWN = "as it was drawn, not minimised"
 
 
 @dataclass
@@ -59,6 +70,7 @@ class Opinion:
                a kernel at fault, or where each launch had a kernel compiled
     memory     the most that a process which launches held
     was_interrupted  by Ctrl-C and the like: what failed until then is in findings
+    problems   why findings were not repeated as often as they should have been
     """
 
     unit: Unit
@@ -75,6 +87,7 @@ class Opinion:
     seconds: float = 0.0
     memory: MemoryUse = field(default_factory=MemoryUse)
     was_interrupted: bool = False
+    problems: list[str] = field(default_factory=list)
 
     def count_not_run(self, reason: str) -> None:
         self.not_run[reason] = self.not_run.get(reason, 0) + 1
@@ -145,13 +158,13 @@ class _Watching:
         self,
         case: Case,
         verdict: Verdict,
-        repeats: int,
-        runs: int,
+        repeated: Repeated | None = None,
+        not_minimised: str = "",
         *,
         minimised: bool = False,
     ) -> None:
         """A finding, if its verdict failed and it is wanted; a note, or one of the others, else."""
-        found = self._found
+        found, repeated = self._found, repeated or Repeated()
         if cause(verdict) is None:
             found.notes += [f for f in verdict.failures if f.severity is Severity.NOTE]
         elif any(one.identity == identity_of(verdict) for one in found.findings):
@@ -169,9 +182,11 @@ class _Watching:
                     case=case,
                     verdict=verdict,
                     minimised=minimised,
-                    repeats=repeats,
-                    runs=runs,
+                    repeats=repeated.repeats,
+                    runs=repeated.runs,
                     versions=self._versions,
+                    repeats_hang_after_s=repeated.hang_after_s,
+                    not_minimised=not_minimised,
                 )
             )
 
@@ -215,40 +230,46 @@ class _UnderATool(_Watching):
 
     def _settled(
         self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
-    ) -> tuple[Case, Verdict, int, int]:
+    ) -> tuple[Case, Verdict, Repeated, str]:
         """As `_by_itself`, without looking for the case where somebody wants an end."""
         if not self._found.was_interrupted:
             try:
                 return self._by_itself(identity, reports, seen)
             except KeyboardInterrupt:
                 self._found.was_interrupted = True
-        return (*self._as_reported(reports, seen), 0, 0)
+        _, case, verdict = self._as_reported(reports, seen)
+        return case, verdict, Repeated(), _AS_DRAWN
 
-    def _as_reported(self, reports: Sequence[Report], seen: Watched) -> tuple[Case, Verdict]:
-        """The case that the output makes it one of."""
+    def _as_reported(self, reports: Sequence[Report], seen: Watched) -> tuple[int, Case, Verdict]:
+        """The case that the output makes it one of, and its number."""
         numbers = [report.case for report in reports if report.case is not None]
         number = next(iter(numbers), max(seen.launched, default=0))
         unfinished = Launched(number, self._found.device)
-        return self._judged(number, reports, seen.launched.get(number, unfinished))
+        return number, *self._judged(number, reports, seen.launched.get(number, unfinished))
 
     def _by_itself(
         self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
-    ) -> tuple[Case, Verdict, int, int]:
-        """The simplest case at hand of which the fault is reported when it is launched alone: case,
-        verdict, how many further runs reported it, and of how many."""
+    ) -> tuple[Case, Verdict, Repeated, str]:
+        """A case of which the fault is reported when it is launched alone, as it is once: case,
+        verdict, how often it was reported when it was, and why it is no simpler."""
         if len(seen.launched) == 1:
             (number,) = seen.launched
-            return (*self._judged(number, seen.reports, seen.launched[number]), 0, 0)
-        tried = 0
+            return (*self._judged(number, seen.reports, seen.launched[number]), Repeated(), "")
+        tried: set[int] = set()
         for number in self._suspects(reports, seen):
             alone = self._watcher.watch({number: self._cases[number]})
-            tried += 1
+            tried.add(number)
             same = [report for report in alone.reports if report.identity == identity]
             if same:
                 others = [report for report in alone.reports if report.identity != identity]
-                return (*self._judged(number, [*same, *others], alone.launched[number]), 1, 1)
+                judged = self._judged(number, [*same, *others], alone.launched[number])
+                return *judged, Repeated(1, 1), _AS_DRAWN
         # It does not repeat; it was reported all the same.
-        return (*self._as_reported(reports, seen), 0, tried)
+        number, case, verdict = self._as_reported(reports, seen)
+        others_tried = len(tried - {number})
+        said = f"nor was it reported of {count_text(others_tried, 'other case')} launched alone"
+        alone_once = Repeated(0, int(number in tried))
+        return case, verdict, alone_once, f"{said}; {_AS_DRAWN}" if others_tried else _AS_DRAWN
 
     def _suspects(self, reports: Sequence[Report], seen: Watched) -> Iterator[int]:
         """Numbers of cases, the most suspicious first: a report is printed after its launch has
@@ -321,7 +342,7 @@ class _OnTheHost(_Watching):
             is_one_of_many = found.findings and not self._keep_going
             is_finding = cause(one.verdict) is not None and not is_one_of_many
             if not (is_finding and minimise and self._settle(identity, one)):
-                self._add(one.case, one.verdict, 0, 0)
+                self._add(one.case, one.verdict)
         found.memory = checker.memory
         return found
 
@@ -346,30 +367,48 @@ class _OnTheHost(_Watching):
         if self._found.was_interrupted:
             return False
         try:
-            simplest, in_time = self._simplest(one.case, identity)
-            again = [self._checker.check(simplest) for _ in range(_REPEATS)]
+            simplest, in_time = self._simplest(one, identity)
+            repeated = self._repeated(simplest.case, identity)
         except KeyboardInterrupt:
             self._found.was_interrupted = True
             return False
-        same = [verdict for verdict in again if identity_of(verdict) == identity]
-        verdict = same[0] if same else one.verdict
-        self._add(simplest, verdict, len(same), _REPEATS, minimised=in_time)
+        except CannotCheckError as error:
+            self._found.problems.append(f"a finding was neither minimised nor repeated: {error}")
+            return False
+        if repeated.problem:
+            self._found.problems.append(repeated.problem)
+        self._add(simplest.case, simplest.verdict, repeated, minimised=in_time)
         return True
 
-    def _simplest(self, case: Case, identity: str) -> tuple[Case, bool]:
+    def _repeated(self, case: Case, identity: str) -> Repeated:
+        hang = is_hang(identity)
+        return Timed(self._checker).repeat(
+            lambda: self._checker.check(case),
+            lambda verdict: identity_of(verdict) == identity,
+            seconds_left(REPEAT_HANG_S if hang else REPEAT_S),
+            hang=hang,
+        )
+
+    def _simplest(self, one: Candidate, identity: str) -> tuple[Candidate, bool]:
         """The simplest case that fails in the same way, and whether nothing simpler was left to be
         tried when time was up."""
         until = time.monotonic() + _SIMPLIFY_S
         in_time = True
+        simplest = one
 
         def still_fails(smaller: Case) -> bool:
-            nonlocal in_time
+            nonlocal in_time, simplest
             if time.monotonic() > until:
                 in_time = False
                 return False
             try:
-                return identity_of(self._checker.check(smaller)) == identity
+                verdict = self._checker.check(smaller)
             except CaseError:
                 return False  # a step too far
+            if identity_of(verdict) != identity:
+                return False
+            simplest = Candidate(smaller, verdict)
+            return True
 
-        return simplify(case, still_fails), in_time
+        simplify(one.case, still_fails)
+        return simplest, in_time

@@ -2,7 +2,8 @@
 
 It tells a launch that killed its process from a harness that died of something else, a launch that
 hangs from a large case that takes long to be compared, of a fault of memory protection where it was
-and which instruction of the subject it was of, and how much memory the worker held.
+and which instruction of the subject it was of, how much memory the worker held, and how long its
+longest launch took.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,13 +25,14 @@ from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Plan
 
-#: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, `pf_fault` and
-#: the buffers.
-_MEMORY_AT, _FAULT_AT, _BUFFERS_AT = 8, 64, 128
+#: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, the longest
+#: launch, `pf_fault` and the buffers.
+_MEMORY_AT, _LONGEST_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 64, 128
 #: Of which most is never touched: only a case of very many holes needs so much.
 SIZE_BYTES = 2**21
 
 _MEMORY = struct.Struct("<3q")
+_SECONDS = struct.Struct("<d")
 
 _ffi = cffi.FFI()
 
@@ -71,6 +74,7 @@ class BlackBox:
     def __init__(self, file: int) -> None:
         """`file` is a descriptor of `SIZE_BYTES`; it may be closed afterwards."""
         self._memory = mmap.mmap(file, SIZE_BYTES)
+        self._launched: float | None = None  # when, while a launch is running
 
     @staticmethod
     def create() -> int:
@@ -82,6 +86,11 @@ class BlackBox:
     # ---- the worker's side --------------------------------------------------------------------
 
     def enter(self, stage: Stage) -> None:
+        now = time.monotonic()
+        if self._launched is not None:
+            longest_s = max(now - self._launched, self.longest_launch_s())
+            _SECONDS.pack_into(self._memory, _LONGEST_AT, longest_s)
+        self._launched = now if stage is Stage.LAUNCHING else None
         self._memory[1] = (self._memory[1] + 1) % 256
         self._memory[0] = stage
 
@@ -133,6 +142,10 @@ class BlackBox:
     def entered(self) -> bytes:
         """The stage, and which entry into it; differs whenever a stage was entered."""
         return bytes(self._memory[:2])
+
+    def longest_launch_s(self) -> float:
+        """Of those that have come back; 0 before the first."""
+        return float(_SECONDS.unpack_from(self._memory, _LONGEST_AT)[0])
 
     def memory(self) -> MemoryUse:
         """What the worker held when its last launch began; nothing before the first."""

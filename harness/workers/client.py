@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: How much longer than a launch everything else may take: planning, filling, comparing.
 _PATIENCE = 10
 
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.1
 
 #: What a process prints is looked at so often: a gigabyte a second is 20 MB in between.
 _BOUND_EVERY_S = 0.02
@@ -159,6 +159,8 @@ class Worker:
     deaths   how many processes have ended instead of answering
     device   what the last one said it runs on
     memory   the most that one has held
+    hang_after_s      after which a launch is a hang; may be changed between cases
+    longest_launch_s  of those that came back in a case that did; 0 before the first
     """
 
     def __init__(
@@ -169,7 +171,8 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self._assignment, self._timeout_s = assignment, timeout_s
+        self._assignment, self._timeout_s, self.hang_after_s = assignment, timeout_s, timeout_s
+        self.longest_launch_s = 0.0
         self._environment, self._journal = dict(environment or {}), journal
         self._running: _Running | None = None
         self._spare: _Running | None = None
@@ -305,6 +308,7 @@ class Worker:
                 return death
             killed = death.how == "SIGKILL"
             return _Doubtful(death, stage is Stage.LAUNCHING and killed, killed and bool(short))
+        self.longest_launch_s = max(self.longest_launch_s, running.box.longest_launch_s())
         if "memory" in answer:
             self.memory = self.memory.most(MemoryUse.from_json(answer["memory"]))
         if "verdict" in answer:
@@ -325,13 +329,14 @@ class Worker:
     def _awaited(self, running: _Running) -> Message | None:
         """The answer. Raises `TimeoutError` once one stage has lasted too long."""
         entered, since = running.box.entered, time.monotonic()
-        look_s = min(_LOOK_EVERY_S, self._timeout_s)
+        look_s = min(_LOOK_EVERY_S, self.hang_after_s)
         while not running.wait(look_s):
             now = running.box.entered
             if now != entered:
                 entered, since = now, time.monotonic()
-            patience = 1 if now[0] == Stage.LAUNCHING else _PATIENCE
-            if time.monotonic() - since > patience * self._timeout_s:
+            is_launching = now[0] == Stage.LAUNCHING
+            patience_s = self.hang_after_s if is_launching else _PATIENCE * self._timeout_s
+            if time.monotonic() - since > patience_s:
                 raise TimeoutError
         return running.said(_PATIENCE * self._timeout_s)
 
@@ -348,7 +353,7 @@ class Worker:
         self._running = None
         running.close()
         if how == HANG:
-            said = f"no answer for {self._timeout_s:g} s; the worker was killed"
+            said = f"no answer for {self.hang_after_s:g} s; the worker was killed"
             return Death(HANG, f"{said}\n{detail}" if detail else said)
         how = name_of_end(status, detail)
         if how == "SIGKILL":

@@ -31,12 +31,13 @@ class InsideWorker:
     """As `client.Worker`, in this process. A launch that hangs ends it, with exit status 2.
 
     deaths  lost device contexts: 0 or 1, after which nothing can be launched
+    hang_after_s  after which a launch ends the process
     """
 
     def __init__(
         self, assignment: Assigned, *, timeout_s: float, journal: Journal | None = None
     ) -> None:
-        self._assignment, self._timeout_s, self._journal = assignment, timeout_s, journal
+        self._assignment, self.hang_after_s, self._journal = assignment, timeout_s, journal
         self._runner: Runs[Any] | None = None
         self._box: BlackBox | None = None
         self._closed = threading.Event()
@@ -60,6 +61,10 @@ class InsideWorker:
             raise CannotCheckError(said) from None
         self.device = self._runner.device
         threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def longest_launch_s(self) -> float:
+        return 0.0 if self._box is None else self._box.longest_launch_s()
 
     def restart(self) -> None:
         """There is no process to end: what comes next finds what was left behind."""
@@ -106,14 +111,14 @@ class InsideWorker:
         box = self._box
         assert box is not None
         entered, since = box.entered, time.monotonic()
-        while not self._closed.wait(min(_LOOK_EVERY_S, self._timeout_s)):
+        while not self._closed.wait(min(_LOOK_EVERY_S, self.hang_after_s)):
             now = box.entered
             if now != entered:
                 entered, since = now, time.monotonic()
-            elif now[0] == Stage.LAUNCHING and time.monotonic() - since > self._timeout_s:
+            elif now[0] == Stage.LAUNCHING and time.monotonic() - since > self.hang_after_s:
                 where = f"; the case is in {self._journal.path}" if self._journal else ""
                 print(
-                    f"pagefuzz: a launch did not end within {self._timeout_s:g} s, and was not "
+                    f"pagefuzz: a launch did not end within {self.hang_after_s:g} s, and was not "
                     f"isolated: this process ends{where}",
                     file=sys.stderr,
                     flush=True,

@@ -7,7 +7,7 @@ import re
 import resource
 import signal
 import time
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -268,7 +268,7 @@ def test_near_the_end_both_minimisers_get_their_part(tmp_path):
         search = Search(
             Job(shard, options, deadline),
             ModuleType("parts"),
-            NotImplemented,
+            SimpleNamespace(hang_after_s=60.0),
             list,
             Journal(tmp_path / "journal.jsonl"),
         )

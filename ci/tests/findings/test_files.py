@@ -25,12 +25,15 @@ def test_round_trip(over_read, tmp_path):
 
 def test_how_long_a_launch_was_waited_for_is_kept(over_read, tmp_path):
     """In seconds; a file from before there was such a field has none."""
-    path = over_read(hang_after_s=1.5).save(tmp_path)
-    assert load_finding(path).hang_after_s == 1.5
+    finding = over_read(hang_after_s=2.5, repeats_hang_after_s=1.5, not_minimised="so and so")
+    path = finding.save(tmp_path)
+    assert load_finding(path) == finding
     data = json.loads(path.read_text())
-    del data["hang_after_s"]
+    for name in ("hang_after_s", "repeats_hang_after_s", "not_minimised"):
+        del data[name]
     path.write_text(json.dumps(data))
-    assert load_finding(path).hang_after_s is None
+    old = load_finding(path)
+    assert (old.hang_after_s, old.repeats_hang_after_s, old.not_minimised) == (None, None, "")
 
 
 def test_names_say_what_it_is(over_read, tmp_path):
@@ -107,9 +110,10 @@ def test_a_full_disk(over_read, tmp_path, monkeypatch):
         (lambda d: d.update(operation="x"), "is of 'x', but its case of 'cp_gather_cache'"),
         *(
             (
-                lambda d, odd=odd: d.update(hang_after_s=odd),
-                "hang_after_s must be seconds from 1 to 86400, or null, got",
+                lambda d, name=name, odd=odd: d.update({name: odd}),
+                f"{name} must be seconds from 1 to 86400, or null, got",
             )
+            for name in ("hang_after_s", "repeats_hang_after_s")
             for odd in ("1s", True, 0, 0.5, 86401, float("nan"), [2])
         ),
     ],

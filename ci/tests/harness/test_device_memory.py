@@ -14,6 +14,7 @@ import pytest
 from ci.tests.harness.fake_driver import FakeDriver, can_read, can_write
 
 from pagefuzz.harness.memory.arena import (
+    BACKGROUND,
     GUARD_BYTES,
     RED_ZONE_BYTES,
     SMALL_BYTES,
@@ -315,6 +316,22 @@ def test_a_buffer_that_is_memory_everywhere_has_no_hole(arena: CudaArena) -> Non
     assert not any(arena.closed().values())
 
 
+@pytest.mark.parametrize("size_bytes", [LARGE, SPARSE])
+def test_all_memory_of_a_large_buffer_is_poisoned(arena: CudaArena, size_bytes: int) -> None:
+    """Far from the footprint too: in two fills different bytes, none of them zero, so that stores
+    of zeros are seen, and reads of what is far have something to show."""
+    address = arena.place(plan_of(buffer("x", Role.DESTINATION, size_bytes)), expectation_of())["x"]
+    far = 150_000  # no window, but memory
+    seen = set()
+    for fill in (0, 1):
+        arena.fill(fill)
+        assert changed_offsets(arena) == {}
+        seen.add(ctypes.string_at(address + far, 1))
+        ctypes.memset(address + far, 0, 64)
+        assert changed_offsets(arena) == {"x": list(range(far, far + 64))}
+    assert len(seen - {b"\0"}) == 2
+
+
 def test_a_stray_is_reported_for_the_buffer_that_it_hit(arena: CudaArena) -> None:
     """Sparse buffers share no memory."""
     plan = plan_of(
@@ -325,7 +342,7 @@ def test_a_stray_is_reported_for_the_buffer_that_it_hit(arena: CudaArena) -> Non
     addresses = arena.place(plan, expectation_of())
     arena.fill(0)
     flip(addresses["two"] + 100_005)
-    assert ctypes.string_at(addresses["src"] + 100_000, 16) == b"\0" * 16
+    assert ctypes.string_at(addresses["src"] + 100_000, 16) == bytes([BACKGROUND[0]] * 16)
     assert changed_offsets(arena) == {"two": [100_005]}
 
 

@@ -249,6 +249,23 @@ def test_a_huge_buffer_is_filled_around_its_footprint_only(arena: HostArena) -> 
     assert last.after[top - last.offset_bytes :][:100].tobytes() == b"\0" * 100
 
 
+def test_all_memory_of_a_large_buffer_is_poisoned(arena: HostArena) -> None:
+    """Far from the footprint too, as long as it is memory: in two fills different bytes, none of
+    them zero, so that stores of zeros are seen, and reads of what is far have something to show."""
+    footprint = Footprint(must_write=IntervalSet([2**32], [2**32 + 64]))
+    dst = buffer("dst", Role.DESTINATION, HUGE)
+    address = arena.place(plan_of(dst), expectation_of(dst=footprint))["dst"]
+    far = 2**32 + 4096 - address % 4096 - 64  # the end of the page that the footprint is in
+    seen = set()
+    for fill in (0, 1):
+        arena.fill(fill)
+        assert changed_offsets(arena) == {}
+        seen.add(read(address + far, 1))
+        write(address + far, b"\0" * 64)
+        assert changed_offsets(arena) == {"dst": list(range(far, far + 64))}
+    assert len(seen - {b"\0"}) == 2
+
+
 @pytest.mark.parametrize("offset", [-1, 5_000_000, 2**32 + 12_345, HUGE, HUGE + RED_ZONE_BYTES - 1])
 def test_a_stray_write_into_a_huge_buffer_is_seen_where_it_fell(
     arena: HostArena, offset: int, monkeypatch: pytest.MonkeyPatch

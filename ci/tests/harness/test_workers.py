@@ -135,6 +135,21 @@ def test_the_time_of_a_hang_is_that_of_one_launch(assignment: Assignment) -> Non
     worker.close()
 
 
+def test_a_launch_may_be_given_another_time(worker: Worker) -> None:
+    """Less of it makes a hang of the same launch; the longest that came back is known."""
+    assert worker.longest_launch_s == 0
+    assert outcome(worker.run(case_of(NAP))) is Outcome.CLEAN
+    longest_s = worker.longest_launch_s
+    assert longest_s >= 1.5
+    worker.hang_after_s = 0.2
+    death = worker.run(case_of(NAP))
+    assert isinstance(death, Death)
+    assert (death.how, death.detail) == ("hang", "no answer for 0.2 s; the worker was killed")
+    worker.hang_after_s = 30.0
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.longest_launch_s == longest_s
+
+
 def test_a_subject_that_closes_our_files_is_a_death(worker: Worker) -> None:
     """Losing the socket in a launch counts against the subject."""
     death = worker.run(case_of(CLOSE_FILES))

@@ -55,6 +55,8 @@ def test_a_finding_and_again(cli, capsys, tmp_path):
     (path,) = (tmp_path / "out" / "findings").iterdir()
     found = json.loads(path.read_text())
     assert found["round_trip"]["writer"]["sizes"]["num_tokens"] == 1
+    assert (found["repeats"], found["runs"]) == (10, 10)
+    assert "10 of 10 further runs failed the same way" in " ".join(done.stdout.split())
     assert main(["roundtrip", str(path)]) == 1
     again = capsys.readouterr().out
     assert title in again
@@ -133,6 +135,7 @@ def test_interrupted(monkeypatch, capsys, tmp_path, writer, code):
     said = capsys.readouterr()
     assert said.err == "pagefuzz: interrupted before every unit was checked\n"
     assert re.search(r"\d+ round trips?, [\d,]+ bytes compared, (agree so far|do not)", said.out)
+    assert ("not repeated" in said.out) == (code == 1)
     assert re.search("^guard pages +[1-9]", said.out, re.M)
     stored = ["findings"] if code == 1 else []
     assert [path.name for path in tmp_path.iterdir()] == stored  # and no .hypothesis

@@ -13,11 +13,13 @@ from ci.tests.planted import case_of, twin
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.commands import second_opinion
+from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import load_finding
 from pagefuzz.harness.reporters.figures import amount
 from pagefuzz.harness.reporters.summary import MemorySummary
+from pagefuzz.harness.sanitizers.opinion import Opinion, opinion
 from pagefuzz.oracles.case import Case
-from pagefuzz.oracles.verdict import Verdict
+from pagefuzz.oracles.verdict import Outcome, Verdict
 
 ONE = ("fuzz", "--op", "cp_gather_cache", "--sanitizer")
 
@@ -213,3 +215,54 @@ def test_a_report_that_cannot_be_written(tmp_path, capsys, subject, code):
     run.report(tmp_path, ["fuzz"], 0)
     assert run.end() == code
     assert capsys.readouterr().err == f"pagefuzz: cannot write {tmp_path}: Is a directory\n"
+
+
+@pytest.mark.parametrize(("needs_others", "repeats"), [(False, 10), (True, 0)])
+def test_each_repeat_is_in_a_fresh_worker(monkeypatch, needs_others, repeats):
+    """What fails only after other cases in its worker says that it did not fail again."""
+    inside, restart = Checker.check, Checker.restart
+    since = 0
+
+    def check(checker: Checker, case: Case) -> Verdict:
+        nonlocal since
+        since += 1
+        verdict = inside(checker, case)
+        if needs_others and since == 1:
+            return replace(verdict, outcome=Outcome.CLEAN, failures=())
+        return verdict
+
+    def restarted(checker: Checker) -> None:
+        nonlocal since
+        since = 0
+        restart(checker)
+
+    monkeypatch.setattr(Checker, "check", check)
+    monkeypatch.setattr(Checker, "restart", restarted)
+    (finding,) = opinion_of_a_fault().findings
+    assert (finding.repeats, finding.runs) == (repeats, 10)
+    assert f"{repeats} of 10 further runs failed the same way" in finding.text(width=300)
+
+
+def test_a_finding_that_cannot_be_repeated_is_kept(monkeypatch):
+    """And why it was not is said."""
+    inside, left = Checker.check, 2
+
+    def check(checker: Checker, case: Case) -> Verdict:
+        nonlocal left
+        if not left:
+            raise CannotCheckError("there is no worker any more")
+        left -= 1
+        return inside(checker, case)
+
+    monkeypatch.setattr(Checker, "check", check)
+    found = opinion_of_a_fault()
+    assert [finding.runs for finding in found.findings] == [0]
+    said = "a finding was neither minimised nor repeated: there is no worker any more"
+    assert found.problems == [said]
+
+
+def opinion_of_a_fault() -> Opinion:
+    name = "table-width-unguarded"
+    unit = Unit("cp_gather_cache", twin(name), hostile=True)
+    cases = [case_of(name)] * 2
+    return opinion("ubsan", unit, cases, backend="host", build="ubsan", minimise=True)

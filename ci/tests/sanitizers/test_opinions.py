@@ -79,7 +79,7 @@ def test_a_report_is_of_the_case_that_shows_it_alone(fake_sanitizer, way, seeds)
     text = " ".join(finding.text().split())
     assert text.startswith("MEMCHECK Invalid __global__ read of size 4 bytes, past block_table")
     assert "memcheck (compute-sanitizer)" in text
-    assert "the simplest case that was drawn" in text
+    assert "1 of 1 further runs, of this case alone, failed the same way; as it was drawn" in text
 
 
 def test_a_report_that_does_not_repeat_is_a_finding(fake_sanitizer):
@@ -89,6 +89,8 @@ def test_a_report_that_does_not_repeat_is_a_finding(fake_sanitizer):
     assert finding.case.seed == FAULTY_SEED
     assert finding.repeats == 0
     assert finding.runs >= 1
+    said = "0 of 1 further runs, of this case alone, failed the same way; nor was it reported of "
+    assert f"{said}1 other case launched alone; as it was drawn" in " ".join(finding.text().split())
 
 
 @pytest.mark.parametrize(

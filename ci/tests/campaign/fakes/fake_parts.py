@@ -6,6 +6,8 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
     flaky       identities that fail every second time only
     stale_after  nothing fails in the first so many cases of a worker
     sleep_s     how long a case takes
+    takes       launches that take long: [size, from which value on, seconds]; nobody waits for them
+    longest_launch_s  of those that have come back
     kill_after  the runner kills itself (SIGKILL) after so many cases
     not_run     no case is run
     nowhere     no failure names a line of source
@@ -45,6 +47,8 @@ class FakeChecker:
         self._subject = subject
         self._count = self._since_restart = 0
         self._worker = None
+        self.hang_after_s = float(subject.get("hang_after_s", 60.0))
+        self.longest_launch_s = subject.get("longest_launch_s", 0.001)
 
     @property
     def worker_pid(self):
@@ -81,6 +85,12 @@ class FakeChecker:
             if case.sizes[size] >= limit:
                 judgement, key = identity.split(":")
                 failures.append(Failure(judgement, f"{size} is wrong", (key,), details))
+        takes = [
+            s for size, limit, s in self._subject.get("takes", ()) if case.sizes[size] >= limit
+        ]
+        if max(takes, default=0.0) > self.hang_after_s:
+            details = {"access": f"no answer for {self.hang_after_s:g} s"}
+            failures.append(Failure("hang", "the launch does not end", ("hang",), details))
         return Verdict(
             Outcome.FAILED if failures else Outcome.CLEAN,
             CaseClass.HOSTILE if case.sizes["c"] else CaseClass.IN_CONTRACT,
@@ -104,6 +114,8 @@ def open_checker(job):
     subject = _subject()
     if subject.get("missing"):
         raise CannotCheckError("no C++ compiler was found; install g++")
+    if job.options.hang_after_s is not None:
+        subject["hang_after_s"] = job.options.hang_after_s
     yield FakeChecker(subject)
 
 
