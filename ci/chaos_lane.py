@@ -25,7 +25,8 @@ from pagefuzz.harness.campaign.journal import Journal as FailingJournal
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Assignment
-from pagefuzz.harness.workers.client import Worker, close_servers, shared_server
+from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.fork_server import close_servers, shared_server
 from pagefuzz.harness.workers.journal import Journal
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, Placement, Values

@@ -26,6 +26,7 @@ from typing import Any
 
 import pagefuzz.kernels
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.lifeline import tied
 from pagefuzz.oracles.wording import unknown_text
 
 KERNELS = Path(pagefuzz.kernels.__file__).parent
@@ -354,13 +355,8 @@ def _run(command: Sequence[str], source: Path) -> None:
     made = Path(command[-1])
     made.unlink(missing_ok=True)  # what a build that was interrupted left behind
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-            timeout=_COMPILER_TIMEOUT_S,
-        )
+        with tied(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            printed, _ = process.communicate(timeout=_COMPILER_TIMEOUT_S)
     except OSError as error:
         raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
@@ -368,13 +364,13 @@ def _run(command: Sequence[str], source: Path) -> None:
             f"{Path(command[0]).name} did not come to an end of {source.name} within "
             f"{_COMPILER_TIMEOUT_S:g} s"
         ) from None
-    code = done.returncode
+    code = process.returncode
     if code == 0 and made.exists():
         return
     how = f"exit status {code}" if code >= 0 else f"ended by signal {-code}"
     if code == 0:
         how += f", but there is no {made.name}"
-    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    lines = printed.decode(errors="replace").strip().splitlines()
     tail = "\n".join(lines[-_TAIL_LINES:])
     said = f"the end of its output:\n{tail}" if tail else "it printed nothing"
     raise CannotCheckError(f"{Path(command[0]).name} failed on {source.name} ({how}); {said}")

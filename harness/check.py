@@ -56,6 +56,11 @@ class OwnsWorker:
         return self._worker.deaths
 
     @property
+    def memory(self) -> MemoryUse:
+        """The most that a worker has held so far."""
+        return self._worker.memory
+
+    @property
     def worker_pid(self) -> int | None:
         """Of the process that launches; None before the first case, after a death, and where
         launches are not isolated."""
@@ -170,11 +175,6 @@ class Checker(OwnsWorker):
     def assignment(self) -> Assignment:
         """What its worker is told to launch."""
         return self._assignment
-
-    @property
-    def memory(self) -> MemoryUse:
-        """The most that a worker has held so far."""
-        return self._worker.memory
 
     def start(self) -> None:
         """Starts the worker, which `check` does by itself; fails early with `CannotCheckError`."""

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Of each of its threads."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """As far as they are there while this looks."""
+    try:
+        own = children(pid)
+    except FileNotFoundError:
+        return []
+    return [*own, *(one for child in own for one in descendants(child))]
 
 
 def is_alive(pid: int) -> bool:

@@ -4,6 +4,9 @@ Started as `python -P -m pagefuzz.harness.campaign.runner FD` with the job as th
 standard input and claims of other runners as the following ones; events go to the open file
 descriptor FD. It draws and minimises but never loads a subject: the checker it
 opens has workers for that.
+
+It does not outlive the command line: once standard input has ended it has a second to come to an
+end by itself.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import faulthandler
 import importlib
 import json
 import os
+import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -24,6 +29,9 @@ from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import GRACE_S, Job
 from pagefuzz.harness.campaign.search import Search
 from pagefuzz.harness.errors import CannotCheckError
+
+#: So long a runner takes at most to end once its command line is gone, and then its fork server.
+LAST_S = 1.0
 
 
 class Inbox:
@@ -109,10 +117,28 @@ class Runner:
         self.emit(Done("a problem"))
 
 
+def _outlive_nobody(runner: Runner, lifeline: int) -> None:
+    """In a thread of its own: ends this process, and what it has started, after the command line.
+    The case that runs may hang for a long time yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they interrupt the runner
+    watch = select.poll()
+    watch.register(lifeline, 0)  # its end alone: what can be read is not for this thread
+    watch.poll()
+    runner.stop()
+    time.sleep(LAST_S)
+    if servers := sys.modules.get("pagefuzz.harness.workers.fork_server"):  # else there is none
+        servers.drop_servers(LAST_S)
+    if os.getpgrp() == os.getpid():  # as the command line starts it
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     runner = Runner(Inbox(sys.stdin.fileno()), int(sys.argv[1]))
     signal.signal(signal.SIGTERM, runner.stop)
     signal.signal(signal.SIGINT, runner.stop)
+    lifeline = sys.stdin.fileno()
+    threading.Thread(target=_outlive_nobody, args=(runner, lifeline), daemon=True).start()
     runner.run()
 
 

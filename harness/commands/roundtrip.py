@@ -13,9 +13,11 @@ from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.result import UnitResult
 from pagefuzz.harness.commands.fuzz import make_folder
+from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import cause
-from pagefuzz.harness.reporters.ending import layer_table
+from pagefuzz.harness.memory.use import MemoryUse
+from pagefuzz.harness.reporters.ending import layer_table, memory_lines
 from pagefuzz.harness.reporters.figures import screen_width, shown_subjects
 from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, known_of
 from pagefuzz.harness.round_trips import MOVER, RoundTripChecker, movers_of
@@ -75,10 +77,17 @@ def roundtrip(options: argparse.Namespace) -> int:
             raise
         print(f"pagefuzz: {error}", file=sys.stderr)
         codes.append(2)
-    print()
-    for line in layer_table(result.examined for result in results):
-        print(line)
+    _end(results, resolve_device(options.device or "auto"))
     return 1 if 1 in codes else max(codes)
+
+
+def _end(results: Sequence[UnitResult], backend: str) -> None:
+    """What layers examined, and the memory that it took."""
+    table = layer_table(result.examined for result in results)
+    memory = memory_lines(MemoryUse.most_of(one.totals.memory for one in results), backend)
+    for block in (table, memory):
+        if block:
+            print("", *block, sep="\n")
 
 
 def _checker(
@@ -118,6 +127,7 @@ def _search(
         search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
         layers = checker.layers
+        seen.totals.memory = checker.memory
     looked = UnitResult(Unit(unit.pair, unit.subjects, True), cases, seen.totals, layers=layers)
     results.append(looked)
     trips = count_text(seen.trips, "round trip")

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import Finding
 from pagefuzz.harness.layers import BY_NAME
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.profiles import PROFILES
-from pagefuzz.harness.reporters.ending import layer_table
+from pagefuzz.harness.reporters.ending import layer_table, memory_lines
 from pagefuzz.harness.reporters.figures import duration, plural, screen_width
+from pagefuzz.harness.reporters.summary import MemorySummary
 from pagefuzz.harness.sanitizers.cases import cases_of
 from pagefuzz.harness.sanitizers.opinion import Opinion, opinion
 from pagefuzz.harness.sanitizers.tools import COMPUTE, HOST, find_compute_sanitizer, layer_of
@@ -250,6 +253,8 @@ class _Run:
         ):
             print(line)
         print()
+        for line in memory_lines(self._held(), self.backend):
+            print(line)
         if findings:
             print(f"{plural(findings, 'findings')} in {watched}")
             return 1
@@ -261,6 +266,9 @@ class _Run:
         print(f"clean: nothing was reported of {watched}")
         return 0
 
+    def _held(self) -> MemoryUse:
+        return MemoryUse.most_of(one.memory for one in self._opinions)
+
     def to_json(self, command: Sequence[str], seed: int) -> dict[str, Any]:
         return {
             "command": ["pagefuzz", *command],
@@ -270,6 +278,7 @@ class _Run:
             "seed": seed,
             "commit": commit(),
             "versions": self._versions,
+            "memory": asdict(MemorySummary.of(self._held(), self.backend)),
             "units": {
                 one.unit.name: {
                     "cases": one.cases,

@@ -51,7 +51,7 @@ class PlainArena:
     def __init__(self, driver: Driver, *, readable_only: bool = False) -> None:
         self._driver, self._readable_only = driver, readable_only
         self._host = HostArena()
-        self._allocations: list[int] = []
+        self._allocations: dict[int, int] = {}  # address -> bytes
         self._held: list[_Allocated] = []
 
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
@@ -71,11 +71,12 @@ class PlainArena:
                 size_bytes = min(size_bytes, max(buffer.extent_bytes, 0))
             # Of an empty buffer the base is just behind an allocation: nobody may touch it.
             base = aligned_base(0 if size_bytes else BASE_ALIGNMENT_BYTES, buffer)
+            whole_bytes = base + size_bytes
             try:
-                address = self._driver.allocate(base + size_bytes if size_bytes else base)
+                address = self._driver.allocate(whole_bytes)
             except DoesNotFitError as error:
                 raise DoesNotFitError(f"{buffer.name}: {error}") from None
-            self._allocations.append(address)
+            self._allocations[address] = whole_bytes
             self._held.append(_Allocated(buffer, address + base, size_bytes))
             addresses[buffer.name] = address + base
         overlaid_addresses(plan, addresses)
@@ -134,7 +135,17 @@ class PlainArena:
     def _free(self) -> None:
         for address in self._allocations:
             self._driver.free(address)
-        self._allocations, self._held = [], []
+        self._allocations, self._held = {}, []
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Device memory of the case that is there."""
+        return sum(self._allocations.values())
+
+    @property
+    def address_bytes(self) -> int:
+        """The same: nothing lies between allocations."""
+        return self.allocated_bytes
 
     def close(self) -> None:
         """Gives everything back."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.result import Result
 from pagefuzz.harness.layers import BY_NAME
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.reporters.figures import (
     amount,
     beside,
@@ -22,7 +23,8 @@ def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) 
     """`judgement_units`: what each judgement counts, by its name ("bytes")."""
     blocks = [_unit_table(result, width), _checked_table(result, judgement_units, width)]
     blocks.append(layer_table([unit.examined for unit in result.units.values()]))
-    figures = [_throughput(result), *_memory(result), last_line(result)]
+    memory = memory_lines(result.totals.memory, result.backend)
+    figures = [_throughput(result), *memory, last_line(result)]
     blocks += [_not_run(result), _findings(result, width), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -162,16 +164,17 @@ def _findings(result: Result, width: int) -> list[str]:
     return lines
 
 
-def _memory(result: Result) -> list[str]:
-    """The most that one worker held; nothing where none was asked."""
-    held = result.totals.memory
+def memory_lines(held: MemoryUse, backend: str) -> list[str]:
+    """The most that one worker held; nothing where none was asked. Narrower than 80."""
     if not held.resident_bytes:
         return []
     sizes = (held.arena_bytes, held.address_bytes, held.resident_bytes)
     arena, space, process = (amount(size, "bytes") for size in sizes)
-    of_gpu = " of the GPU" if result.backend == "cuda" else ""
+    if backend != "cuda":
+        return [f"memory at most: buffers {arena} in {space} of addresses, worker {process}"]
     return [
-        f"memory at most: buffers {arena}{of_gpu} in {space} of addresses, worker {process}",
+        f"memory at most: buffers {arena} of the GPU in {space} of addresses,",
+        f"  worker {process} of the host; contexts and modules on the GPU are not counted",
     ]
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import write_whole
 from pagefuzz.harness.layers import BY_NAME
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.reporters import Reporter
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class MemorySummary:
     """The most that one worker has held, in bytes.
 
     arena_address_bytes  address space of buffers, guards included
-    arena_host_bytes     host memory behind it, and device_bytes: device memory
+    arena_host_bytes     host memory behind it, and device_bytes: device memory behind it; contexts,
+                         modules and local memory, which a process has of a GPU too, not counted
     resident_bytes       host memory of the whole process
     """
 
@@ -82,6 +84,16 @@ class MemorySummary:
     arena_host_bytes: int
     device_bytes: int
     resident_bytes: int
+
+    @classmethod
+    def of(cls, held: MemoryUse, backend: str) -> Self:
+        on_device = backend == "cuda"
+        return cls(
+            arena_address_bytes=held.address_bytes,
+            arena_host_bytes=0 if on_device else held.arena_bytes,
+            device_bytes=held.arena_bytes if on_device else 0,
+            resident_bytes=held.resident_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -169,8 +181,6 @@ class SummaryReporter(Reporter):
 
     def _summary(self, campaign: Campaign) -> Summary:
         result = campaign.result
-        held = result.totals.memory
-        on_device = campaign.options.backend == "cuda"
         return Summary(
             pagefuzz_summary=SUMMARY_SCHEMA,
             command=self._command,
@@ -182,12 +192,7 @@ class SummaryReporter(Reporter):
             versions=campaign.versions,
             commit=self._commit,
             seconds=result.seconds,
-            memory=MemorySummary(
-                arena_address_bytes=held.address_bytes,
-                arena_host_bytes=0 if on_device else held.arena_bytes,
-                device_bytes=held.arena_bytes if on_device else 0,
-                resident_bytes=held.resident_bytes,
-            ),
+            memory=MemorySummary.of(result.totals.memory, campaign.options.backend),
             judgement_units=self._judgement_units,
             subjects={
                 name: SubjectSummary(

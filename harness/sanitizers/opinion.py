@@ -28,6 +28,7 @@ from pagefuzz.harness.campaign.simplify import simplify, weight
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import Finding, cause, identity_of
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.sanitizers.failures import verdict_of
 from pagefuzz.harness.sanitizers.reports import Report, by_identity
 from pagefuzz.harness.sanitizers.tools import layer_of
@@ -67,6 +68,7 @@ class Opinion:
     turned_down  cases that the launcher turned down
     slowdown   time of a launch under the tool, as a multiple; None if it was not compared, as with
                a kernel at fault, or where each launch had a kernel compiled
+    memory     the most that a process which launches held
     was_interrupted  by Ctrl-C and the like: what failed until then is in findings
     problems   why findings were not repeated as often as they should have been
     """
@@ -83,6 +85,7 @@ class Opinion:
     slowdown: float | None = None
     device: str = ""
     seconds: float = 0.0
+    memory: MemoryUse = field(default_factory=MemoryUse)
     was_interrupted: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -197,7 +200,7 @@ class _UnderATool(_Watching):
         self._watcher = Watcher(self._tool, self._checker.assignment)
         seen = self._seen()
         found.cases = len(seen.launched) if found.was_interrupted else len(cases)
-        found.launches = seen.launches
+        found.launches, found.memory = seen.launches, seen.memory
         found.layers[layer_of(self._tool)] = seen.launches, seen.watched_bytes
         for one in seen.launched.values():
             found.device = one.device
@@ -340,6 +343,7 @@ class _OnTheHost(_Watching):
             is_finding = cause(one.verdict) is not None and not is_one_of_many
             if not (is_finding and minimise and self._settle(identity, one)):
                 self._add(one.case, one.verdict)
+        found.memory = checker.memory
         return found
 
     def _look(self, case: Case, looked: Progress, best: dict[str, Candidate]) -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -26,6 +26,7 @@ from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.memory.driver import Driver
 from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.plain import PlainArena
+from pagefuzz.harness.memory.use import Holds, MemoryUse
 from pagefuzz.harness.objects import LaunchObject
 from pagefuzz.harness.running import Assignment, loaded
 from pagefuzz.harness.sanitizers.tools import COMPUTE
@@ -78,6 +79,7 @@ class Launched:
     compiled  whether it had to compile a kernel, or to look one up in files: that is in `seconds`
     buffers  name -> (address of the base, bytes from there), as far as they have memory
     device   name of what it ran on
+    memory   that the process held then
     """
 
     case: int
@@ -88,6 +90,7 @@ class Launched:
     seconds: float = 0.0
     compiled: bool = False
     buffers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    memory: MemoryUse = field(default_factory=MemoryUse)
 
     @property
     def is_watched(self) -> bool:
@@ -101,10 +104,11 @@ class Launched:
     def loads(cls, line: str) -> Launched:
         data = json.loads(line)
         buffers = {name: (one[0], one[1]) for name, one in data.pop("buffers").items()}
-        return cls(**data, buffers=buffers)
+        memory = MemoryUse(**data.pop("memory"))
+        return cls(**data, buffers=buffers, memory=memory)
 
 
-class _Memory(Protocol):
+class _Memory(Holds, Protocol):
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]: ...
 
     def fill(self, fill: int) -> None: ...
@@ -171,7 +175,7 @@ def _launch_all(job: Job, assignment: Assignment) -> None:
     with open(job.results, "a", encoding="utf-8") as results:
         for number, data in job.cases.items():
             launched = _launch(number, Case.from_json(data), operation, subject, memory, device)
-            _note(results, launched)
+            _note(results, replace(launched, memory=MemoryUse.of(memory)))
             if launched.status is None and not launched.not_run:
                 return  # nothing more can be launched from here
 

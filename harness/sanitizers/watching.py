@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from pathlib import Path
 import pagefuzz.kernels
 from pagefuzz.harness.build import BuildSpec, build
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.lifeline import tied
+from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.sanitizers.reports import Output, Report, parse
 from pagefuzz.harness.sanitizers.tools import ERROR_EXIT_CODE, watched_command
@@ -61,6 +62,11 @@ class Watched:
         """Of the buffers of these launches."""
         watched = [one for one in self.launched.values() if one.is_watched]
         return sum(size for one in watched for _, size in one.buffers.values())
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The most that a process held."""
+        return MemoryUse.most_of(one.memory for one in self.launched.values())
 
 
 class Interrupted(KeyboardInterrupt):
@@ -199,16 +205,17 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
     """Exit code, None if it had to be ended, and output of a process in a group of its own, which
     ends with this call. Raises `CannotCheckError` if it does not run, or prints without end, and
     `_Stopped`."""
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # The current folder must not be on the path: ours has folders named like packages.
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
-                start_new_session=True,
+            process = stack.enter_context(
+                tied(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # The current folder must not be on the path: ours has folders named like
+                    # packages.
+                    env={**os.environ, "PYTHONSAFEPATH": "1"},
+                )
             )
         except OSError as error:
             raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
@@ -230,10 +237,7 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
                     )
         except KeyboardInterrupt:
             raise _Stopped(printed()) from None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        stack.close()  # nobody prints any more
         return code, printed()
 
 

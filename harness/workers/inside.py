@@ -19,7 +19,7 @@ from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.own_process import SpoiledProcessError
 from pagefuzz.harness.running import Answer, Injection
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
-from pagefuzz.harness.workers.client import Assigned
+from pagefuzz.harness.workers.fork_server import Assigned
 from pagefuzz.harness.workers.journal import Journal, Recorded
 from pagefuzz.harness.workers.worker import Runs, runner_of
 from pagefuzz.oracles.observation import Death

@@ -98,7 +98,11 @@ def test_the_most_that_a_worker_held_is_known(run_campaign):
     text = ending(ran.result, {})
     assert "memory at most: buffers 1.0 MB in 1.1 TB of addresses, worker 268.4 MB" in text
     ran.result.backend = "cuda"
-    assert "buffers 1.0 MB of the GPU in 1.1 TB" in ending(ran.result, {})
+    text = ending(ran.result, {})
+    assert (
+        "buffers 1.0 MB of the GPU in 1.1 TB of addresses,\n  worker 268.4 MB of the host" in text
+    )
+    assert "contexts and modules on the GPU are not counted" in text
 
 
 def test_a_torn_line_of_the_journal_spoils_nothing(tmp_path):

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-from ci.tests.processes import children, wait_until_gone
 
 from pagefuzz.harness.findings import Finding, assert_fixed, load_finding
 from pagefuzz.harness.reporters.summary import Summary
@@ -330,24 +329,6 @@ def test_a_fault_that_is_not_isolated_is_no_pass(cli, tmp_path):
     again = cli("replay", found[1], "--device", "host", *subject)
     assert again.returncode == 1, again.stdout + again.stderr
     assert again.stdout.startswith("DEATH ")
-
-
-def test_killed(tmp_path):
-    """kill -9 on the command: its runners notice, and end by themselves."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pagefuzz", "fuzz", *HOST, "--time", "5m"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (runners := children(process.pid)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(2)  # let them get to work
-    process.kill()
-    process.communicate()
-    wait_until_gone(*runners)
 
 
 def test_a_report_that_cannot_be_written_hides_no_finding(cli, tmp_path):

@@ -62,6 +62,8 @@ def test_a_sound_kernel_is_clean(tool):
     assert found.launches >= 20
     assert found.device != "host"
     assert found.slowdown is not None
+    assert found.memory.address_bytes == found.memory.arena_bytes > 0
+    assert found.memory.resident_bytes > 2**20
 
 
 def test_memcheck_reports_what_a_triton_kernel_reads_and_throws_away():

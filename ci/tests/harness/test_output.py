@@ -11,7 +11,8 @@ from ci.chaos_lane import misbehaving_case as case_of
 
 from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.workers import output
-from pagefuzz.harness.workers.client import Worker, close_servers
+from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.fork_server import close_servers
 from pagefuzz.harness.workers.output import KEPT_BYTES, LIMIT_BYTES, OutputFile
 from pagefuzz.oracles.observation import Death
 

@@ -15,7 +15,8 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.own_process import SpoiledProcessError, kept_intact
 from pagefuzz.harness.running import Answer, Assignment
 from pagefuzz.harness.workers import client
-from pagefuzz.harness.workers.client import Worker, close_servers, worker_for
+from pagefuzz.harness.workers.client import Worker, worker_for
+from pagefuzz.harness.workers.fork_server import close_servers
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 

@@ -20,13 +20,8 @@ from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, Assignment
 from pagefuzz.harness.workers import client
-from pagefuzz.harness.workers.client import (
-    ForkServer,
-    Worker,
-    _Running,
-    close_servers,
-    shared_server,
-)
+from pagefuzz.harness.workers.client import Worker, _Running
+from pagefuzz.harness.workers.fork_server import ForkServer, close_servers, shared_server
 from pagefuzz.harness.workers.journal import Journal, last_entry
 from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.oracles.observation import Death

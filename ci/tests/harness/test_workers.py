@@ -26,13 +26,8 @@ from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, Assignment
 from pagefuzz.harness.workers import server, worker
 from pagefuzz.harness.workers.blackbox import BlackBox, Stage
-from pagefuzz.harness.workers.client import (
-    ForkServer,
-    Worker,
-    _Running,
-    close_servers,
-    shared_server,
-)
+from pagefuzz.harness.workers.client import Worker, _Running
+from pagefuzz.harness.workers.fork_server import ForkServer, close_servers, shared_server
 from pagefuzz.harness.workers.journal import Journal, last_entry, left_behind, new_path
 from pagefuzz.harness.workers.protocol import Message, send
 from pagefuzz.oracles.case import Case, CaseError, Placement
@@ -314,7 +309,8 @@ def test_a_server_that_cannot_start_says_why() -> None:
 PARENT = """
 import sys, time
 from pagefuzz.harness.running import Assignment
-from pagefuzz.harness.workers.client import Worker, shared_server
+from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.fork_server import shared_server
 from pagefuzz.harness.workers.journal import Journal
 from pagefuzz.oracles.case import Case
 import json

@@ -33,6 +33,7 @@ def test_pairs_that_agree(cli, tmp_path):
     for layer in ("reference, bit-exact", "guard pages", "read-only sources", "red zones"):
         assert re.search(rf"^{layer} +[1-9][\d,]* +[1-9]", done.stdout, re.M), layer
     assert "checked build" not in done.stdout
+    assert re.search(r"^memory at most: buffers .* worker .* MB$", done.stdout, re.M)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert list(tmp_path.iterdir()) == []
 

@@ -15,6 +15,8 @@ from pagefuzz.harness.check import Checker
 from pagefuzz.harness.commands import second_opinion
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import load_finding
+from pagefuzz.harness.reporters.figures import amount
+from pagefuzz.harness.reporters.summary import MemorySummary
 from pagefuzz.harness.sanitizers.opinion import Opinion, opinion
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.verdict import Outcome, Verdict
@@ -39,6 +41,10 @@ def test_a_clean_second_opinion(cli, tmp_path):
     layer = unit["layers"]["AddressSanitizer"]
     assert min(layer["launches"], layer["amount"]) > 0
     assert re.search(rf"^AddressSanitizer +{layer['launches']} +\d", done.stdout, re.M)
+    memory = MemorySummary(**written["memory"])
+    assert memory.arena_address_bytes > memory.arena_host_bytes > 0 == memory.device_bytes
+    shown = amount(memory.resident_bytes, "bytes")
+    assert re.search(rf"^memory at most: buffers .* worker {shown}$", done.stdout, re.M)
 
 
 def test_a_build_that_does_not_look_is_no_opinion(monkeypatch, tmp_path, capsys):

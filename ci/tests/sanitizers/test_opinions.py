@@ -316,6 +316,10 @@ def test_a_command_tells_and_stores(fake_sanitizer, monkeypatch, tmp_path, capsy
     assert report["units"][UNIT.name]["layers"] == {
         "compute-sanitizer": {"launches": 2, "amount": size, "unit": "bytes"}
     }
+    held = report["memory"]
+    assert held["arena_address_bytes"] > 0
+    assert held["resident_bytes"] > 2**20
+    assert f" worker {amount(held['resident_bytes'], 'bytes')} " in unfolded
     shown = re.escape(amount(size, "bytes"))
     assert re.search(rf"^compute-sanitizer +2 +{shown}$", printed, re.M)
     if not code:
@@ -339,6 +343,7 @@ def test_a_unit_that_was_not_checked_is_no_pass(fake_sanitizer, monkeypatch, tmp
     said = capsys.readouterr()
     assert "without a summary" in said.err
     assert re.search("^compute-sanitizer +nothing$", said.out, re.M)
+    assert "memory at most" not in said.out
 
 
 def test_the_cases_are_those_of_the_seed():

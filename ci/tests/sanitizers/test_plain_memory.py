@@ -116,8 +116,13 @@ def test_the_previous_case_is_given_back(driver):
     for _ in range(3):
         arena.place(plan_of(buffer("src", Role.SOURCE, 64)), expectation_of())
     assert len(driver.allocations) == 1
+    assert (
+        arena.allocated_bytes == arena.address_bytes == sum(map(len, driver.allocations.values()))
+    )
+    assert arena.allocated_bytes >= 64
     arena.close()
     assert driver.allocations == {}
+    assert arena.allocated_bytes == 0
 
 
 def test_what_does_not_fit_says_which_buffer(driver):
