@@ -80,6 +80,12 @@ class OwnsWorker:
         """Of those that have come back; 0 before the first."""
         return self._worker.longest_launch_s
 
+    @property
+    def unended_launch_s(self) -> float:
+        """How long a launch of the last case had lasted when its worker was ended; 0 if it was
+        not."""
+        return self._worker.unended_launch_s
+
     def restart(self) -> None:
         """Ends the worker: the next case gets a fresh one."""
         self._worker.restart()

@@ -42,6 +42,9 @@ class Launches(HasWorker, Protocol):
     @property
     def longest_launch_s(self) -> float: ...
 
+    @property
+    def unended_launch_s(self) -> float: ...
+
     def restart(self) -> None: ...
 
 
@@ -83,6 +86,13 @@ class Timed:
         longest_s = self._checker.longest_launch_s
         enough_s = max(SHORTEST_S, _TIMES_THE_LONGEST * longest_s) if longest_s else _UNKNOWN_S
         return min(self.asked_s, enough_s)
+
+    @property
+    def doubtful_s(self) -> float:
+        """How long the last launch had lasted when it was ended, if that is so long that it may
+        hang: else 0."""
+        lasted_s = self._checker.unended_launch_s
+        return lasted_s if lasted_s > max(self.little_s, _UNKNOWN_S) else 0.0
 
     def verdict(
         self, check: Callable[[], Verdict], limit_s: float | None, hang_after_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import selectors
@@ -13,9 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from pagefuzz.harness.campaign.candidate import Candidate
-from pagefuzz.harness.campaign.events import Claim, Event, Failing, Note, Problem, Progress, Settled
+from pagefuzz.harness.campaign.events import (
+    Claim,
+    Event,
+    Failing,
+    Note,
+    Problem,
+    Progress,
+    Settled,
+    Unended,
+)
 from pagefuzz.harness.campaign.plan import (
     Job,
     Options,
@@ -168,23 +179,31 @@ class Campaign:
             if death := runner.bury():
                 how, printed = death
                 sentence = f"{unit.unit.name}: its runner died before it was done ({how})"
-                if kept := self._keep_running_case(runner):
-                    sentence += f"; the case that it was checking is in {kept}"
+                if where := self._keep_running_case(runner):
+                    sentence += f"; the case that it was checking {where}"
                 self._add_problem(unit, sentence, printed)
 
-    def _keep_running_case(self, runner: RunnerProcess) -> Path | None:
-        """Makes a case file of what a dead runner was checking; None if that is not known."""
+    def _keep_running_case(self, runner: RunnerProcess) -> str:
+        """Makes a case file of what a dead runner was checking, and says where it is; "" if that
+        is not known."""
         journal = running_case_file(self.options, runner.pid)
         if journal is None or not journal.exists():
-            return None
+            return ""
         entry = last_entry(journal)
         journal.unlink()
         if entry is None:
-            return None
-        path = self._findings / f"running-{runner.pid}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(entry["case"], indent=1) + "\n")
-        return path
+            return ""
+        return self._keep_case(entry["case"], f"running-{runner.pid}")
+
+    def _keep_case(self, case: Mapping[str, Any], name: str) -> str:
+        """Stores it, and says where it is."""
+        path = self._findings / f"{name}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(case, indent=1) + "\n")
+        except OSError as error:
+            return f"cannot be stored in {self._findings} ({error.strerror or error})"
+        return f"is in {path}"
 
     def _drop(self, unit: UnitResult) -> None:
         """No further shard of the unit is started, and those that run are asked to stop."""
@@ -240,6 +259,8 @@ class Campaign:
                 self._take_failing(runner, unit, Candidate(event.case, event.verdict))
             case Settled():
                 self._take_settled(unit, event)
+            case Unended():
+                self._take_unended(unit, event)
             case Note():
                 self._tell(lambda reporter: reporter.note(self, event.text))
             case Problem():
@@ -291,6 +312,16 @@ class Campaign:
             not_minimised=settled.not_minimised if settled else "",
             versions=self.versions,
             hang_after_s=self.options.hang_after_s,
+        )
+
+    def _take_unended(self, unit: UnitResult, event: Unended) -> None:
+        """Perhaps a hang, for which there was no time: no finding, and no pass."""
+        digest = hashlib.sha256(event.case.dumps().encode()).hexdigest()[:4]
+        where = self._keep_case(event.case.to_json(), f"unended-{digest}")
+        self._add_problem(
+            unit,
+            f"{unit.unit.name}: a launch had not ended after {event.seconds:.0f} s, when time was "
+            f"up; it may hang: give --hang-after less than --time. Its case {where}",
         )
 
     def _settle(self, unit: UnitResult, found: Found, finding: Finding) -> None:

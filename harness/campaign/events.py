@@ -101,6 +101,15 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Unended:
+    """A launch of the case may hang: it had lasted for `seconds`, far longer than others, when it
+    was ended because time was up."""
+
+    case: Case
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Note:
     """Text for a person who asked for it (debug profile, statistics)."""
 
@@ -126,10 +135,10 @@ class Done:
     reason: str
 
 
-Event = Progress | Failing | Settled | Note | Problem | Done
+Event = Progress | Failing | Settled | Unended | Note | Problem | Done
 
 _BY_NAME: Mapping[str, type[Event]] = {
-    kind.__name__: kind for kind in (Progress, Failing, Settled, Note, Problem, Done)
+    kind.__name__: kind for kind in (Progress, Failing, Settled, Unended, Note, Problem, Done)
 }
 
 
@@ -137,6 +146,8 @@ def encode(event: Event) -> bytes:
     data: dict[str, Any]
     if isinstance(event, Failing | Settled):
         data = {**vars(event), "case": event.case.to_json(), "verdict": event.verdict.to_json()}
+    elif isinstance(event, Unended):
+        data = {**vars(event), "case": event.case.to_json()}
     else:
         data = asdict(event)
     return json.dumps({"event": type(event).__name__, **data}).encode() + b"\n"
@@ -149,6 +160,7 @@ def decode(line: bytes) -> Event:
         kind = _BY_NAME[data.pop("event")]
         if "case" in data:
             data["case"] = Case.from_json(data["case"])
+        if "verdict" in data:
             data["verdict"] = Verdict.from_json(data["verdict"])
         if "memory" in data:
             data["memory"] = MemoryUse(**data["memory"])

@@ -34,6 +34,7 @@ from pagefuzz.harness.campaign.events import (
     Problem,
     Progress,
     Settled,
+    Unended,
 )
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
@@ -323,7 +324,11 @@ class Search:
             if self._shrink_ends is None:  # else a step too far, in making the case smaller
                 self._complain(f"a case was drawn that is none: {error}: {case.dumps()}")
             return Verdict(Outcome.NOT_RUN, None, not_run="malformed")
-        return _TOO_SLOW if verdict is None else verdict
+        if verdict is not None:
+            return verdict
+        if self._shrink_ends is None and not self.stop_requested and self._timed.doubtful_s:
+            self._emit(Unended(case, self._timed.doubtful_s))
+        return _TOO_SLOW
 
     def _complain(self, sentence: str) -> None:
         """Of what is no reason to stop; once, as the first is usually the cause of the others."""

@@ -3,7 +3,7 @@
 It tells a launch that killed its process from a harness that died of something else, a launch that
 hangs from a large case that takes long to be compared, of a fault of memory protection where it was
 and which instruction of the subject it was of, how much memory the worker held, and how long its
-longest launch took.
+longest launch took and the one that it is in has lasted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Plan
 
 #: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, the longest
-#: launch, `pf_fault` and the buffers.
-_MEMORY_AT, _LONGEST_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 64, 128
+#: launch, when the last one began, `pf_fault` and the buffers.
+_MEMORY_AT, _LONGEST_AT, _LAUNCHED_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 40, 64, 128
 #: Of which most is never touched: only a case of very many holes needs so much.
 SIZE_BYTES = 2**21
 
@@ -91,6 +91,7 @@ class BlackBox:
             longest_s = max(now - self._launched, self.longest_launch_s())
             _SECONDS.pack_into(self._memory, _LONGEST_AT, longest_s)
         self._launched = now if stage is Stage.LAUNCHING else None
+        _SECONDS.pack_into(self._memory, _LAUNCHED_AT, now)
         self._memory[1] = (self._memory[1] + 1) % 256
         self._memory[0] = stage
 
@@ -146,6 +147,11 @@ class BlackBox:
     def longest_launch_s(self) -> float:
         """Of those that have come back; 0 before the first."""
         return float(_SECONDS.unpack_from(self._memory, _LONGEST_AT)[0])
+
+    def launch_s(self) -> float:
+        """How long the launch that it is in has lasted; 0 if it is in none."""
+        began = _SECONDS.unpack_from(self._memory, _LAUNCHED_AT)[0]
+        return float(time.monotonic() - began) if self.stage is Stage.LAUNCHING else 0.0
 
     def memory(self) -> MemoryUse:
         """What the worker held when its last launch began; nothing before the first."""

@@ -161,6 +161,7 @@ class Worker:
     memory   the most that one has held
     hang_after_s      after which a launch is a hang; may be changed between cases
     longest_launch_s  of those that came back in a case that did; 0 before the first
+    unended_launch_s  how long a launch of the last case had lasted that was ended; 0 if none was
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Worker:
         journal: Journal | None = None,
     ) -> None:
         self._assignment, self._timeout_s, self.hang_after_s = assignment, timeout_s, timeout_s
-        self.longest_launch_s = 0.0
+        self.longest_launch_s = self.unended_launch_s = 0.0
         self._environment, self._journal = dict(environment or {}), journal
         self._running: _Running | None = None
         self._spare: _Running | None = None
@@ -251,6 +252,7 @@ class Worker:
         if injection is not None:
             message["injection"] = injection.to_json()
         doubtful: _Doubtful | None = None
+        self.unended_launch_s = 0.0
         for _ in range(2):
             self.start()
             answer = self._ask(case, message)
@@ -345,6 +347,7 @@ class Worker:
         running = self._running
         assert running is not None
         self.deaths += 1
+        self.unended_launch_s = max(self.unended_launch_s, running.box.launch_s())
         status = running.end()
         detail = last_words(running.output.text())
         short = _is_short_of_memory(running)

@@ -66,6 +66,10 @@ class InsideWorker:
     def longest_launch_s(self) -> float:
         return 0.0 if self._box is None else self._box.longest_launch_s()
 
+    @property
+    def unended_launch_s(self) -> float:
+        return 0.0  # nobody ends one
+
     def restart(self) -> None:
         """There is no process to end: what comes next finds what was left behind."""
 

@@ -11,6 +11,7 @@ from pagefuzz.harness.campaign.again import REPEATS, Repeated, Timed, is_hang
 from pagefuzz.harness.campaign.journal import read_journal
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import load_finding
+from pagefuzz.oracles.case import load_case
 from pagefuzz.oracles.verdict import Outcome, Verdict
 
 EVER = 1e9
@@ -46,6 +47,27 @@ def test_a_hang_has_no_less_patience_than_there_is(run_campaign, longest_s):
     assert finding.failure.details["access"] == "no answer for 1 s"
     assert (finding.minimised, finding.repeats, finding.runs) == (True, 10, 10)
     assert (finding.hang_after_s, finding.repeats_hang_after_s) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "longest_s", "code"), [(7.0, 0.1, 2), (7.0, 0.4, 0), (4.0, 0.1, 0)]
+)
+def test_a_launch_that_lasts_until_the_end_is_no_pass(run_campaign, lasted_s, longest_s, code):
+    """Time is up before a hang can be told: unless others have come near it, no launch takes so
+    long, and the case is kept."""
+    subject = {"stalls_from": 1000, "unended_launch_s": lasted_s, "longest_launch_s": longest_s}
+    ran = run_campaign(subject, time_s=4.0)
+    assert ran.result.exit_code == code
+    assert ran.identities == set()
+    files = sorted((ran.folder / "findings").glob("unended-*.json"))
+    if code == 0:
+        assert (files, ran.listener.problems) == ([], [])
+        return
+    assert 0 < len(files) == len(ran.listener.problems)
+    for said in ran.listener.problems:
+        assert "a launch had not ended after 7 s, when time was up; it may hang: give " in said
+    assert all(load_case(path).sizes["a"] >= 1000 for path in files)
+    assert all(any(str(path) in said for said in ran.listener.problems) for path in files)
 
 
 def test_a_slow_launch_is_no_hang(run_campaign):

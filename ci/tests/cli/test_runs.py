@@ -375,6 +375,19 @@ def test_a_hang_is_replayed_with_the_patience_it_was_found_with(cli, tmp_path):
     assert time.monotonic() - began < 50
 
 
+@pytest.mark.slow
+def test_a_hang_for_which_there_is_no_time_is_no_pass(cli, tmp_path):
+    """A launch that has not ended when time is up, long before it is a hang: its case is one."""
+    twin = f"twin:{TWINS / 'hang-on-padding.toml'}"
+    done = cli("fuzz", "--device", "host", "--subject", twin, "--time", "15s", "--jobs", "1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    (path,) = (tmp_path / "findings").glob("unended-*.json")
+    assert path.name in done.stderr
+    done = cli("replay", path, "--device", "host", "--subject", twin, "--hang-after", "2s")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("HANG  the launch does not end")
+
+
 def test_a_finding_is_waited_for_as_long_as_it_says(cli, tmp_path):
     """Unless --hang-after is given: by replay, and by the test beside it."""
     found = Finding(

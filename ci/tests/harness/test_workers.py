@@ -94,6 +94,9 @@ def test_a_launch_that_somebody_else_ends_is_run_again(worker: Worker, whom: str
         os.kill(pid, signal.SIGKILL)
         assert outcome(answer.result()) is Outcome.CLEAN
     assert worker.deaths == 1
+    assert worker.unended_launch_s > 0
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.unended_launch_s == 0
 
 
 def wait_until_it_launches(worker: Worker) -> None:

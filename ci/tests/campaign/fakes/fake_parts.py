@@ -8,6 +8,7 @@ What it does wrong is said in the environment, as JSON in FAKE_SUBJECT:
     sleep_s     how long a case takes
     takes       launches that take long: [size, from which value on, seconds]; nobody waits for them
     longest_launch_s  of those that have come back
+    unended_launch_s  how long a launch had lasted that was ended
     kill_after  the runner kills itself (SIGKILL) after so many cases
     not_run     no case is run
     nowhere     no failure names a line of source
@@ -49,6 +50,7 @@ class FakeChecker:
         self._worker = None
         self.hang_after_s = float(subject.get("hang_after_s", 60.0))
         self.longest_launch_s = subject.get("longest_launch_s", 0.001)
+        self.unended_launch_s = subject.get("unended_launch_s", 0.0)
 
     @property
     def worker_pid(self):
