@@ -211,7 +211,7 @@ def found_by_drawing(name: str, wanted: set[str]) -> Verdict:
         failing = find(
             cases_for(OPERATION, hostile=True, refused=False),
             lambda case: checker.check(case).outcome is Outcome.FAILED,
-            settings=settings(database=None, max_examples=300, phases=[Phase.generate]),
+            settings=settings(database=None, max_examples=2000, phases=[Phase.generate]),
         )
         verdict = checker.check(failing)
     assert verdict.failures[0].judgement in wanted
@@ -236,7 +236,7 @@ def found_by_drawing(name: str, wanted: set[str]) -> Verdict:
 def test_drawn_cases_find_faults(
     twin: MakeTwin, replacements: list[tuple[str, str]], wanted: set[str]
 ) -> None:
-    """300 drawn cases are enough for each of these."""
+    """A few hundred drawn cases are mostly enough; of unclamped starts one in 250 tells."""
     found_by_drawing(twin(*replacements), wanted)
 
 

@@ -204,7 +204,7 @@ def test_a_pair_composes_with_swaps(pair, device):
     """Drawn ones; some read a second cache of another page stride, some the first one again."""
     checked, seen = 0, set()
     with RoundTripChecker(pair, "bundled:token", "bundled:page", device) as checker:
-        for trip in drawn(pair, 150):
+        for trip in drawn(pair, 400):
             swaps = [move.case.sizes for move in trip.moves if move.way == "out"]
             if not swaps:
                 continue

@@ -19,7 +19,7 @@ from pagefuzz.strategies.round_trips import pairs, round_trips
 
 COUNT = 150
 #: Of pairs that are drawn in the slow tier only.
-SLOW_COUNT = 450
+SLOW_COUNT = 900
 
 
 def slots_of(trip: RoundTrip) -> list[int]:
