@@ -55,6 +55,8 @@ _OF_ACCESSES = ("death", "output", "untouched", "counts", "poison")
 
 #: Why a finding is not minimal, unless there is another reason.
 TIME_WAS_UP = "time was up"
+ITS_TIME_WAS_UP = "the time for that was up"
+STOPPED = "it was stopped"
 
 _LABEL_WIDTH = 8
 
@@ -373,14 +375,14 @@ class HasRepeats(Protocol):
 
 def repeated_text(found: HasRepeats) -> str:
     """How often a finding failed again, and whether it is minimal."""
-    if found.runs == 0:
-        return "not repeated"
-    text = f"{found.repeats} of {found.runs} further runs failed the same way"
-    if found.repeats_hang_after_s is not None:
-        text += f", each launch given {found.repeats_hang_after_s:.3g} s"
-    if not found.minimised:
-        text += f"; not fully minimised, {found.not_minimised or TIME_WAS_UP}"
-    return text
+    text = "not repeated"
+    if found.runs:
+        text = f"{found.repeats} of {found.runs} further runs failed the same way"
+        if found.repeats_hang_after_s is not None:
+            text += f", each launch given {found.repeats_hang_after_s:.3g} s"
+    if found.minimised:
+        return text
+    return ", ".join(filter(None, (f"{text}; not fully minimised", found.not_minimised)))
 
 
 def describe_case(case: Case) -> str:

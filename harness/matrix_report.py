@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,11 +16,12 @@ from pagefuzz.harness.findings import write_whole
 from pagefuzz.harness.injection import KINDS, LAYERS, Cell, Key, Wrong, suitable_cases
 from pagefuzz.harness.running import Injection
 from pagefuzz.harness.versions import commit, versions
+from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
 
 VERSION = 2
 
-_MOST_TRIES = 2**20  # of a cell, in a file that makes sense
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 Of = tuple[str, str]
 """(operation, name of the subject)."""
@@ -33,6 +35,8 @@ class MatrixReport:
     tries    that they were asked for, of each cell: which cases there are follows from it
     cells    of each subject
     cases    operation -> digest of its cases
+    objects  what was launched: operation, subject and layer -> name of the object in the build
+             cache, which follows from its sources and compiler
     earlier  what each run before this one was: its commit, versions and number of accesses
     problems, was_interrupted  of this run
     """
@@ -41,6 +45,7 @@ class MatrixReport:
     tries: int
     cells: dict[Of, dict[Key, Cell]] = field(default_factory=dict)
     cases: dict[str, str] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
     earlier: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     was_interrupted: bool = False
@@ -53,11 +58,21 @@ class MatrixReport:
     def accesses_before(self) -> int:
         return sum(run["accesses"] for run in self.earlier)
 
-    def cells_of(self, operation: str, subject: str) -> dict[Key, Cell]:
+    def cells_of(self, operation: str, subject: str, objects: Mapping[str, str]) -> dict[Key, Cell]:
         """Those there are already, for more to be filled in.
 
-        Raises `CannotCheckError` if they are of other cases than are drawn today.
+        objects  layer -> what is launched
+
+        Raises `CannotCheckError` if they are of another object, or of other cases than are drawn
+        today.
         """
+        for layer, name in objects.items():
+            if self.objects.setdefault(f"{operation}/{subject}/{layer}", name) != name:
+                raise CannotCheckError(
+                    f"{operation}/{subject}: its sources or its compiler are others than when the "
+                    "report was begun, so that nothing can be added to it; give another folder, "
+                    "or leave out --resume"
+                )
         digest = _digest(suitable_cases(operation, self.tries))
         if self.cases.setdefault(operation, digest) != digest:
             raise CannotCheckError(
@@ -87,6 +102,7 @@ class MatrixReport:
             "was_interrupted": self.was_interrupted,
             "problems": self.problems,
             "cases": self.cases,
+            "objects": self.objects,
             "cells": [
                 _cell_json(of, key, cell)
                 for of, cells in self.cells.items()
@@ -105,14 +121,19 @@ class MatrixReport:
             if not isinstance(data, dict) or "pagefuzz_matrix" not in data:
                 raise ValueError("it has no pagefuzz_matrix")
             if data["pagefuzz_matrix"] != VERSION:
-                raise ValueError(f"it is of format {data['pagefuzz_matrix']!r:.20}, not {VERSION}")
+                raise ValueError(f"it is of another format than {VERSION}")
             report = cls._from_json(data)
         except FileNotFoundError:
             return cls(device, tries)
         except OSError as error:
             raise CannotCheckError(f"cannot read {path}: {error.strerror or error}") from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        except KeyError as error:
+            raise CannotCheckError(
+                f"{path} is no report of `pagefuzz matrix` to go on with: it lacks {error}"
+            ) from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            is_ours = type(error) is ValueError
+            what = str(error) if is_ours else "something in it is of another type than it must be"
             raise CannotCheckError(
                 f"{path} is no report of `pagefuzz matrix` to go on with: {what:.200}"
             ) from None
@@ -131,12 +152,17 @@ class MatrixReport:
     def _from_json(cls, data: Mapping[str, Any]) -> MatrixReport:
         report = cls(str(data["device"]), _count(data["tries"], "tries"))
         report.cases = {str(name): str(digest) for name, digest in data["cases"].items()}
+        report.objects = {str(name): str(one) for name, one in data["objects"].items()}
         for run in data["runs"]:
             _count(run["accesses"], "accesses")
             report.earlier.append(dict(run))
         for one in data["cells"]:
-            of, key, cell = _cell(one)
-            report.cells.setdefault(of, {})[key] = cell
+            of, key, cell = _cell(one, report.tries)
+            if of[0] not in report.cases or f"{of[0]}/{of[1]}/{key[2]}" not in report.objects:
+                raise ValueError(f"it does not say of which cases and object {of[0]} is")
+            if key in report.cells.setdefault(of, {}):
+                raise ValueError(f"it has a cell twice: {of[0]}, {', '.join(_names(key))}")
+            report.cells[of][key] = cell
         if report.accesses != report.accesses_before:
             raise ValueError(
                 f"its cells have {report.accesses:,} accesses, its runs {report.accesses_before:,}"
@@ -176,24 +202,44 @@ def _cell_json(of: Of, key: Key, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _cell(data: Mapping[str, Any]) -> tuple[Of, Key, Cell]:
+def _cell(data: Mapping[str, Any], tries: int) -> tuple[Of, Key, Cell]:
     """Raises `ValueError`, `TypeError` or `KeyError`."""
-    kinds = {kind.name: kind for kind in KINDS}
+    operation, kinds = str(data["operation"]), {kind.name: kind for kind in KINDS}
     if data["access"] not in kinds or data["layer"] not in {layer.name for layer in LAYERS}:
         raise ValueError(f"there is no {data['access']!r:.40} in a layer {data['layer']!r:.40}")
-    key = (str(data["buffer"]), kinds[data["access"]], str(data["layer"]))
+    known = registry.operations().get(operation)
+    if known is None or data["buffer"] not in {buffer.name for buffer in known.buffers}:
+        raise ValueError(f"{operation!r:.40} has no buffer {data['buffer']!r:.40}")
+    key: Key = (data["buffer"], kinds[data["access"]], data["layer"])
     cell = Cell(data["promised"] is True, _count(data["seen"], "seen"))
-    cell.tried = _numbers(data["tried"])
-    for one in data["wrong"]:
-        try:
-            case = Case.from_json(one["case"])
-        except CaseError as error:
-            raise ValueError(f"a case of it is none: {error}") from None
-        made = Injection(**one["injection"])
-        cell.wrong.append(Wrong(_count(one["try"], "a try"), case, made, str(one["seen"])))
-    if cell.tries != data["tries"] or cell.seen > cell.tries:
-        raise ValueError(f"{', '.join(key[::2])}: its tries do not add up")
-    return (str(data["operation"]), str(data["subject"])), key, cell
+    cell.tried = _numbers(data["tried"], tries)
+    cell.wrong = [_wrong(one, operation, key[0]) for one in list(data["wrong"])]
+    numbers = {one.number for one in cell.wrong}
+    seen = cell.tries - len(numbers) if cell.promised else len(numbers)
+    if (
+        (cell.tries, cell.seen, cell.kept) != (data["tries"], seen, data["as_promised"])
+        or len(numbers) != len(cell.wrong)
+        or not numbers <= cell.tried
+    ):
+        raise ValueError(f"{operation}, {', '.join(_names(key))}: its tries do not add up")
+    return (operation, str(data["subject"])), key, cell
+
+
+def _wrong(data: Mapping[str, Any], operation: str, buffer: str) -> Wrong:
+    try:
+        case = Case.from_json(data["case"])
+    except CaseError as error:
+        raise ValueError(f"a case of it is none: {error}") from None
+    made = Injection(**data["injection"])
+    whole = (made.offset_bytes, made.size_bytes)
+    if made.buffer != buffer or case.operation != operation or {*map(type, whole)} != {int}:
+        raise ValueError(f"a try of {operation} is of another operation, buffer or place")
+    return Wrong(_count(data["try"], "a try"), case, made, str(data["seen"]))
+
+
+def _names(key: Key) -> tuple[str, str, str]:
+    buffer, kind, layer = key
+    return buffer, kind.name, layer
 
 
 def _numbers_text(numbers: Iterable[int]) -> str:
@@ -203,13 +249,14 @@ def _numbers_text(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
 
 
-def _numbers(text: str) -> set[int]:
+def _numbers(text: str, tries: int) -> set[int]:
     """Raises `ValueError`."""
     found: set[int] = set()
-    for part in filter(None, text.split(", ")):
-        first, _, last = part.partition("-")
-        if not 1 <= int(first) <= int(last or first) <= _MOST_TRIES:
-            raise ValueError(f"{part!r:.40} are no numbers of tries")
+    for part in text.split(", ") if text else ():
+        match = _RANGE.fullmatch(part)
+        first, last = match.groups() if match else ("0", "0")
+        if not 1 <= int(first) <= int(last or first) <= tries:
+            raise ValueError(f"{part!r:.40} are no numbers of {tries} tries")
         found.update(range(int(first), int(last or first) + 1))
     return found
 

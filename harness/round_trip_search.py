@@ -23,7 +23,8 @@ from pagefuzz.harness.campaign.drawing import Drawing, Flaky
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import (
-    TIME_WAS_UP,
+    ITS_TIME_WAS_UP,
+    STOPPED,
     cause,
     ordered,
     patience_of,
@@ -207,6 +208,11 @@ def known_of(path: Path) -> Known | None:
     names = ("writer", "mover", "reader", "backend", "build")
     if missing := [name for name in names if not isinstance(data.get(name), str)]:
         raise CaseError(f"{path}: the finding does not say its {missing[0]}")
+    counts = [data.get("repeats", 0), data.get("runs", 0)]
+    if not all(type(count) is int for count in counts) or not 0 <= counts[0] <= counts[1]:
+        raise CaseError(
+            f"{path}: the finding says that {counts[0]!r:.20} of {counts[1]!r:.20} runs failed"
+        )
     try:
         return Known(**{name: data[name] for name in names}, hang_after_s=patience_of(data))
     except ValueError as error:
@@ -258,8 +264,16 @@ class _Failed:
 class Search:
     """Of one pair of subjects. In the main thread only."""
 
-    def __init__(self, checker: RoundTripChecker, *, seed: int, limit_bytes: int) -> None:
-        self._checker, self._seed = checker, seed
+    def __init__(
+        self,
+        checker: RoundTripChecker,
+        *,
+        seed: int,
+        limit_bytes: int,
+        on_first: Callable[[RoundTripFinding], None] = lambda _: None,
+    ) -> None:
+        """on_first: takes what fails the moment it is seen, before it is minimised."""
+        self._checker, self._seed, self._on_first = checker, seed, on_first
         self._timed = Timed(checker)
         self._strategy = round_trips(checker.pair, limit_bytes=limit_bytes)
         self._result = Searched(0, 0, {})
@@ -314,6 +328,8 @@ class Search:
         if failed is None:
             return
         if self._smallest is None:
+            seen_first = RoundTripFinding.of(self._checker, trip, verdict)
+            self._on_first(replace(seen_first, not_minimised="it was killed before that"))
             self._until = time.monotonic() + SHRINK_S
         elif failed.identity != self._smallest.identity:
             return  # another fault: it is not what is being minimised
@@ -360,11 +376,15 @@ class Search:
         except CannotCheckError as error:
             self._give_up(error)
         if not found.is_sure and self._sure is not None:
-            found, not_minimised = self._sure, TIME_WAS_UP
+            found, not_minimised = self._sure, ITS_TIME_WAS_UP
+        if self._result.was_interrupted:
+            not_minimised = STOPPED
+        elif not self._in_time:
+            not_minimised = not_minimised or ITS_TIME_WAS_UP
         self._result.problem = self._result.problem or repeated.problem
         return replace(
             RoundTripFinding.of(self._checker, found.trip, found.verdict),
-            minimised=self._in_time and not self._result.was_interrupted and not not_minimised,
+            minimised=not not_minimised,
             repeats=repeated.repeats,
             runs=repeated.runs,
             repeats_hang_after_s=repeated.hang_after_s,

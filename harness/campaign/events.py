@@ -37,6 +37,11 @@ class Progress:
     reasons: dict[str, int] = field(default_factory=dict)
     memory: MemoryUse = field(default_factory=MemoryUse)
 
+    @property
+    def drawn(self) -> int:
+        """Cases, whether they could be run or not."""
+        return self.cases + self.not_run
+
     def add(self, other: Progress) -> None:
         self.cases += other.cases
         self.not_run += other.not_run

@@ -11,6 +11,7 @@ from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.findings import Finding
 from pagefuzz.harness.layers import BY_NAME, Layer
+from pagefuzz.harness.reporters.figures import plural
 from pagefuzz.oracles.verdict import CaseClass
 
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_NOT_CHECKED = 0, 1, 2
@@ -69,7 +70,7 @@ class UnitResult:
             name
             for name in judgements
             if not totals.checked.get(name)
-            and (totals.cases >= ENOUGH_CASES or name in _OF_EVERY_CASE)
+            and (totals.drawn >= ENOUGH_CASES or name in _OF_EVERY_CASE)
         ]
         idle = [BY_NAME[name] for name in self.layers if self._is_idle(BY_NAME[name])]
         # A layer speaks for its judgements: one sentence for one thing. What one hears for a layer
@@ -78,7 +79,8 @@ class UnitResult:
         named |= {name for layer in self.layers for name in BY_NAME[layer].hears}
         texts = [layer.text for layer in idle] + [name for name in blind if name not in named]
         return [
-            f"{self.unit.name}: {text} examined nothing in {totals.cases:,} cases" for text in texts
+            f"{self.unit.name}: {text} examined nothing in {plural(totals.cases, 'cases')}"
+            for text in texts
         ]
 
     def _is_idle(self, layer: Layer) -> bool:
@@ -86,7 +88,7 @@ class UnitResult:
         totals = self.totals
         launches, amount = totals.layers.get(layer.name, (0, 0))
         in_contract = totals.classes.get(CaseClass.IN_CONTRACT, 0)
-        enough = totals.cases >= ENOUGH_CASES or (
+        enough = totals.drawn >= ENOUGH_CASES or (
             layer.enough is not None and in_contract >= layer.enough
         )
         return enough and not (launches and amount)

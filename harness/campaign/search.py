@@ -40,7 +40,7 @@ from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import TIME_WAS_UP, cause, identity_of
+from pagefuzz.harness.findings import ITS_TIME_WAS_UP, STOPPED, TIME_WAS_UP, cause, identity_of
 from pagefuzz.harness.profiles import SHARD_CASES
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
@@ -424,7 +424,7 @@ class Search:
         if best is None:  # another runner has claimed it meanwhile
             self._shrink_ends = None
             return
-        minimised = True
+        why_not = ""
         first = best.verdict
         target = Target.of(first)
         self._begin_shrinking(identity, 1.0 if is_hang(identity) else 1.0 - HYPOTHESIS_SHARE)
@@ -444,13 +444,19 @@ class Search:
         try:
             simplify(best.case, still_fails)
         except _Stop:
-            minimised = False
+            why_not = self._why_it_ended
         self._minimising = target.identity
-        best, not_minimised = self._confirmed(target.identity, identity)
+        best, not_confirmed = self._confirmed(target.identity, identity)
         if best is not None:
-            self._report(best, minimised and not not_minimised, not_minimised)
+            self._report(best, not_confirmed or why_not)
         self._shrink_ends = None
         self._raise_if_over()
+
+    @property
+    def _why_it_ended(self) -> str:
+        if self.stop_requested:
+            return STOPPED
+        return TIME_WAS_UP if self._time_is_up else ITS_TIME_WAS_UP
 
     def _confirmed(self, identity: str, first: str) -> tuple[Candidate | None, str]:
         """What is reported: the best case of `identity`; but of a hang that little patience has
@@ -460,7 +466,7 @@ class Search:
         best = self._candidates.get(identity)
         if best is None or best.is_sure:
             return best, ""
-        not_minimised = TIME_WAS_UP
+        not_minimised = self._why_it_ended
         if not self._time_is_up:
             deadline = self._job.deadline
             verdict, not_minimised = self._timed.confirmed(
@@ -476,8 +482,8 @@ class Search:
             self._candidates[identity_of(known.verdict)] = known
         return known, not_minimised
 
-    def _report(self, best: Candidate, minimised: bool, not_minimised: str) -> None:
-        """Repeats the case and makes it a finding."""
+    def _report(self, best: Candidate, not_minimised: str) -> None:
+        """Repeats the case and makes it a finding. `not_minimised`: why it is not; "" if it is."""
         identity = identity_of(best.verdict)
         began, hang = time.monotonic(), is_hang(identity)
         repeated = self._timed.repeat(
@@ -492,7 +498,7 @@ class Search:
             Settled(
                 best.case,
                 best.verdict,
-                minimised,
+                not not_minimised,
                 repeated.repeats,
                 repeated.runs,
                 repeated.hang_after_s,

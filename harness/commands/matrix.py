@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
+from pagefuzz.harness.check import Checker
 from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import machine, resolve_device
@@ -66,14 +69,51 @@ def matrix(options: argparse.Namespace) -> int:
     chosen = selected_subjects(options.op, options.subject)
     if options.subject is None:  # one subject an operation: the access is not the subject's
         chosen = tuple({subject.operation: subject for subject in chosen}.values())
-    if options.report is not None:
-        make_folder(options.report)
+    with contextlib.ExitStack() as stack:
+        if options.report is not None:
+            make_folder(options.report)
+            stack.enter_context(_alone_in(options.report))
+        return _examine(options, backend, layers, kinds, chosen)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two runs would each write what the other does not know. Raises `CannotCheckError`."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotCheckError(
+                f"another run writes its report into {folder}; give another folder with --report"
+            ) from None
+        yield
+    finally:
+        os.close(held)
+
+
+def _object(subject: Subject, backend: str, layer: Layer) -> str:
+    """Of which a launch is, by its name in the build cache. Raises `CannotCheckError`."""
+    with Checker(subject.operation, subject.name, backend, layer.build) as checker:
+        return Path(checker.assignment.object_path).parent.name
+
+
+def _examine(
+    options: argparse.Namespace,
+    backend: str,
+    layers: Sequence[Layer],
+    kinds: Sequence[Kind],
+    chosen: Sequence[Subject],
+) -> int:
+    """As `matrix`."""
     gpu = machine().gpu
     report = _Report(options, gpu.name if backend == "cuda" and gpu else "host")
     tries = f"{options.tries} {'try' if options.tries == 1 else 'tries'} each"
     print(f"device  {report.data.device}; {tries}")
     if report.data.earlier:
-        print(f"resumed  {plural(report.data.accesses_before, 'accesses')} were made before")
+        before = plural(report.data.accesses_before, "accesses")
+        commits = dict.fromkeys(str(run.get("commit"))[:8] for run in report.data.earlier)
+        print(f"resumed  {before} were made before, by commit {', '.join(commits)}")
     print(_LEGEND)
     leave_the_folder_alone()
     found: list[tuple[Subject, Matrix]] = []
@@ -83,7 +123,8 @@ def matrix(options: argparse.Namespace) -> int:
         print(f"{subject.operation} · {subject.name}", flush=True)
         cells: dict[Key, Cell] = {}
         try:
-            cells = report.data.cells_of(subject.operation, subject.name)
+            objects = {layer.name: _object(subject, backend, layer) for layer in layers}
+            cells = report.data.cells_of(subject.operation, subject.name, objects)
             examine(
                 *(subject.operation, subject.name, backend),
                 tries=options.tries,
@@ -101,6 +142,7 @@ def matrix(options: argparse.Namespace) -> int:
             if str(error) not in problems:
                 problems.append(str(error))
         found.append((subject, cells))
+        report.write_now_and_then(at_once=True)
         if cells:
             print(table(cells, kinds), flush=True)
         if was_interrupted:
@@ -118,8 +160,13 @@ def matrix(options: argparse.Namespace) -> int:
         f"{plural(sum(not cell.kept for cell in all_cells), 'cells')} not as promised",
         flush=True,
     )
-    asked_for = options.tries - (0 if options.resume else options.skip)
-    if not was_interrupted and (few := sum(cell.tries < asked_for for cell in all_cells)):
+    few = sum(
+        sum(number > options.skip for number in cell.tried) < options.tries - options.skip
+        for _, cells in found
+        for (_, kind, layer), cell in cells.items()
+        if kind in kinds and layer in {one.name for one in layers}
+    )
+    if few and not was_interrupted and not problems:
         print(f"{plural(few, 'cells')} of fewer tries: no more cases have such a place", flush=True)
     _say(wrong, options, backend, problems)
     report.data.was_interrupted = was_interrupted
@@ -147,7 +194,7 @@ class _Report:
     def __init__(self, options: argparse.Namespace, device: str) -> None:
         """Raises `CannotCheckError` if there is a file that this run cannot go on with."""
         self._path = options.report / "matrix.json" if options.report else None
-        self._written = time.monotonic()
+        self._written = 0.0  # the first try is written at once
         if options.resume and self._path is not None:
             self.data = MatrixReport.read(self._path, device, options.tries)
         else:
@@ -159,9 +206,9 @@ class _Report:
         if self._path is not None:
             self.data.write(self._path)
 
-    def write_now_and_then(self) -> None:
+    def write_now_and_then(self, *, at_once: bool = False) -> None:
         """So that little is lost, whatever ends this process. A full disk is said at the end."""
-        if time.monotonic() - self._written > _WRITE_EVERY_S:
+        if at_once or time.monotonic() - self._written > _WRITE_EVERY_S:
             with contextlib.suppress(CannotCheckError):
                 self.write()
             self._written = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -123,8 +124,17 @@ def _search(
     if cases is None and time_s is None:
         cases = CASES
     device, build = options.device or "auto", options.build or "checked"
+    folder = (options.report or Path()) / "findings"
+
+    def keep(first: RoundTripFinding) -> None:
+        """What is found is on disk before anything else is done with it."""
+        with contextlib.suppress(CannotCheckError):  # said once it is stored as it is in the end
+            replace(first, hang_after_s=options.hang_after).save(folder)
+
     with _checker(unit, device, build, options, options.hang_after) as checker:
-        search = Search(checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES)
+        search = Search(
+            checker, seed=options.seed or 0, limit_bytes=DEFAULT_LIMIT_BYTES, on_first=keep
+        )
         seen = search.run(cases=cases, time_s=None if time_s is None else time_s / count)
         layers = checker.layers
         seen.totals.memory = checker.memory
@@ -139,7 +149,7 @@ def _search(
         if seen.problem:
             print(f"pagefuzz: {unit}: {seen.problem}", file=sys.stderr)
         finding = replace(seen.finding, hang_after_s=options.hang_after)
-        _show(finding, (options.report or Path()) / "findings")
+        _show(finding, folder)
         codes.append(1)
     elif seen.was_interrupted:
         _say(unit, f"{what}, agree so far")

@@ -304,6 +304,14 @@ class HostArena:
         )
 
     def place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
+        try:
+            return self._placed(plan, expectation)
+        except DoesNotFitError:
+            # Pools of earlier cases take gigabytes of addresses each, which may be limited.
+            self._drop_pools()
+            return self._placed(plan, expectation)
+
+    def _placed(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
         self._drop_sparse()
         small, large = placed_buffers(plan)
         self._plan, self._expectation = plan, expectation
@@ -325,6 +333,11 @@ class HostArena:
         if key not in self._pools:
             self._pools[key] = _Pool(region.pool_bytes, writable=key[2])
         return self._pools[key]
+
+    def _drop_pools(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+        self._pools, self._regions = {}, []
 
     def fill(self, fill: int) -> None:
         seed = self._plan.case.seed
@@ -407,6 +420,4 @@ class HostArena:
 
     def close(self) -> None:
         self._drop_sparse()
-        for pool in self._pools.values():
-            pool.close()
-        self._pools = {}
+        self._drop_pools()

@@ -3,6 +3,7 @@ last line."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from pagefuzz.harness.campaign.events import Progress
@@ -25,7 +26,7 @@ def ending(result: Result, judgement_units: Mapping[str, str], width: int = 80) 
     blocks.append(layer_table([unit.examined for unit in result.units.values()]))
     memory = memory_lines(result.totals.memory, result.backend)
     figures = [_throughput(result), *memory, last_line(result)]
-    blocks += [_not_run(result), _findings(result, width), figures]
+    blocks += [_not_run(result, width), _findings(result, width), figures]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -137,12 +138,16 @@ def layer_table(units: Iterable[Mapping[str, tuple[int, int]]]) -> list[str]:
     return table(("layer", "launches", "examined"), rows) if rows else []
 
 
-def _not_run(result: Result) -> list[str]:
+def _not_run(result: Result, width: int) -> list[str]:
     """Why cases were not run, the most frequent reasons of each unit."""
     lines = []
     for name, unit in result.units.items():
         reasons = sorted(unit.totals.reasons.items(), key=lambda item: -item[1])
-        lines += [f"not run, {name}: {plural(n, 'cases')}: {why}" for why, n in reasons[:3]]
+        for why, count in reasons[:3]:
+            line = f"not run, {name}: {plural(count, 'cases')}: {why}"
+            lines += textwrap.wrap(
+                line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
     return lines
 
 

@@ -27,7 +27,7 @@ from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.simplify import simplify, weight
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import Finding, cause, identity_of
+from pagefuzz.harness.findings import ITS_TIME_WAS_UP, Finding, cause, identity_of
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.sanitizers.failures import verdict_of
 from pagefuzz.harness.sanitizers.reports import Report, by_identity
@@ -377,7 +377,8 @@ class _OnTheHost(_Watching):
             return False
         if repeated.problem:
             self._found.problems.append(repeated.problem)
-        self._add(simplest.case, simplest.verdict, repeated, minimised=in_time)
+        why_not = "" if in_time else ITS_TIME_WAS_UP
+        self._add(simplest.case, simplest.verdict, repeated, why_not, minimised=in_time)
         return True
 
     def _repeated(self, case: Case, identity: str) -> Repeated:

@@ -60,6 +60,7 @@ class _Running:
     """A worker process that answers.
 
     oom_kills  processes that the kernel had ended before this one began
+    is_asked   whether it has a case to answer
     end_file   descriptor that is readable once it has ended; -1 if it had when that was asked for
     """
 
@@ -70,6 +71,7 @@ class _Running:
     server: ForkServer
     oom_kills: int | None
     end_file: int = -1
+    is_asked: bool = False
 
     @classmethod
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
@@ -140,7 +142,9 @@ class _Running:
                         os.kill(int(process), signal.SIGKILL)
 
     def dismiss(self) -> None:
-        """Ends it in order."""
+        """Ends it in order; at once if it has a case, which may hang, and nobody waits for it."""
+        if self.is_asked:
+            self.server.kill(self.pid)
         self.end()
         self.close()
 
@@ -279,8 +283,10 @@ class Worker:
             self._journal.write(case)
         try:
             self._asked += 1
+            running.is_asked = True
             send(running.channel, {**message, "number": self._asked})
             answer = self._awaited(running)
+            running.is_asked = False
             if answer is not None and answer.get("number") != self._asked:
                 raise ProtocolError("it is not of the case that was asked about")
         except TimeoutError:

@@ -80,7 +80,7 @@ def test_a_release_build_says_what_it_cannot_see(over_read):
     [
         ({"repeats": 3}, "3 of 10 further runs failed the same way"),
         ({"runs": 0}, "not repeated"),
-        ({"minimised": False}, "not fully minimised, time was up"),
+        ({"minimised": False}, "10 of 10 further runs failed the same way; not fully minimised"),
         ({"minimised": False, "not_minimised": "so and so"}, "not fully minimised, so and so"),
         (
             {"repeats_hang_after_s": 1.5},

@@ -348,6 +348,31 @@ def test_more_than_there_is_does_not_fit(arena: HostArena) -> None:
         arena.place(plan_of(buffer("src", Role.SOURCE, HUGE)), expectation_of(src=everything))
 
 
+def test_pools_of_earlier_cases_make_room(
+    arena: HostArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where address space is limited: to three pools here."""
+
+    class Pool(host._Pool):
+        def __init__(self, size_bytes: int, *, writable: bool) -> None:
+            if len(arena._pools) == 3:
+                raise DoesNotFitError("no address space")
+            super().__init__(size_bytes, writable=writable)
+
+    monkeypatch.setattr(host, "_Pool", Pool)
+    for sizes in ((100, 100, 100), (50_000, 100, 5_000), (100, 5_000)):
+        names = [f"b{nth}" for nth in range(len(sizes))]
+        buffers = [buffer(*one) for one in zip(names, [Role.DESTINATION] * 3, sizes)]  # noqa: B905
+        addresses = arena.place(plan_of(*buffers), expectation_of())
+        arena.fill(0)
+        for name in names:
+            write(addresses[name], bytes([read(addresses[name], 1)[0] ^ 1]))
+        assert changed_offsets(arena) == {name: [0] for name in names}
+    four = [buffer(f"b{nth}", Role.DESTINATION, 100) for nth in range(4)]
+    with pytest.raises(DoesNotFitError):
+        arena.place(plan_of(*four), expectation_of())
+
+
 def test_a_buffer_over_another_lies_inside_it(arena: HostArena) -> None:
     """`placement.over` gives an address in the other's memory; over an absent one is an error."""
     src = buffer("src", Role.SOURCE, 100)

@@ -165,6 +165,14 @@ def test_any_layer_in_force_that_did_nothing_is_no_pass(name: str) -> None:
     assert not _unit({}, cases=ENOUGH_CASES, layers=()).vacuous(())
 
 
+def test_few_cases_of_many_that_could_not_run_are_no_pass() -> None:
+    """What was drawn counts: few cases are excused where few were asked for only."""
+    unit = _unit({}, cases=1, layers=("red zones",))
+    assert unit.vacuous(()) == []
+    unit.totals.not_run = ENOUGH_CASES - 1
+    assert unit.vacuous(()) == ["op/s: red zones examined nothing in 1 case"]
+
+
 def test_a_layer_speaks_for_its_judgements() -> None:
     """One thing that was not done is one sentence; a judgement without a layer keeps its own."""
     unit = _unit({}, cases=ENOUGH_CASES, layers=("checked build",))

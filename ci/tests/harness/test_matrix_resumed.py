@@ -17,6 +17,7 @@ import pytest
 from pagefuzz.harness import injection
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.cli import main
+from pagefuzz.harness.commands.matrix import _alone_in
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.injection import KINDS, Cell, Key, suitable_cases, trials
 from pagefuzz.harness.matrix_report import MatrixReport
@@ -65,7 +66,7 @@ def test_no_try_is_made_twice(
     assert main([*ASKED, *into, "--resume"]) == 0
     assert sorted(case.dumps() for case in made) == cases_of(1, 2)
     said = capsys.readouterr().out
-    assert f"resumed  {BUFFERS} accesses were made before\n" in said
+    assert f"resumed  {BUFFERS} accesses were made before, by commit " in said
     assert f"{3 * BUFFERS} injected accesses in {BUFFERS} cells, 0 cells not as promised" in said
     found = report(tmp_path)
     assert [run["accesses"] for run in found["runs"]] == [BUFFERS, 2 * BUFFERS]
@@ -196,12 +197,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
         (changed("cells.0.tries", 2), "its tries do not add up"),
         (changed("cells.0.seen", 4), "its tries do not add up"),
         (changed("cells.0.access", "read Past"), "there is no 'read Past' in a layer 'guard'"),
-        (changed("cells.0.tried", "0-2"), "'0-2' are no numbers of tries"),
-        (changed("cells.0.tried", "1-9999999999"), "are no numbers of tries"),
-        (changed("cells.0.tried", "a-b"), "is no report"),
+        (changed("cells.0.tried", "0-2"), "'0-2' are no numbers of 3 tries"),
+        (changed("cells.0.tried", "2-4"), "'2-4' are no numbers of 3 tries"),
+        (changed("cells.0.tried", "3-2"), "'3-2' are no numbers of 3 tries"),
+        (changed("cells.0.tried", ", 1"), "'' are no numbers of 3 tries"),
+        (changed("cells.0.tried", "1-9999999999"), "are no numbers of 3 tries"),
+        (changed("cells.0.tried", "a-b"), "'a-b' are no numbers of 3 tries"),
         (changed("cells.0.tried", 3), "is no report"),
         (changed("cells.0.wrong", [{"case": {}}]), "a case of it is none: "),
         (changed("cells.0.wrong", [{}]), "it lacks 'case'"),
+        (changed("cells.0.as_promised", False), "its tries do not add up"),
+        (changed("cells.0.buffer", "dst"), f"'{OPERATION}' has no buffer 'dst'"),
+        (changed("cells.0.operation", "copy"), "'copy' has no buffer '"),
+        (changed("cases", {}), f"it does not say of which cases and object {OPERATION} is"),
+        (changed("objects", {}), f"it does not say of which cases and object {OPERATION} is"),
+        (
+            changed(f"objects.{OPERATION}/bundled:page/guard", "0"),
+            "its sources or its compiler are",
+        ),
+        (lambda data: {**data, "cells": data["cells"][:1] * 2}, "it has a cell twice"),
         (lambda _: [1], "it has no pagefuzz_matrix"),
     ],
 )
@@ -219,7 +233,7 @@ def test_what_cannot_be_gone_on_with(
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert "Traceback" not in line
-    if "other cases" not in said:
+    if "other cases" not in said and "sources" not in said:
         assert (tmp_path / "matrix.json").read_text() == text
 
 
@@ -229,6 +243,41 @@ def test_a_file_that_is_no_report(text: str, tmp_path: Path) -> None:
     (tmp_path / "matrix.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CannotCheckError, match="is no report of `pagefuzz matrix` to go on with"):
         MatrixReport.read(tmp_path / "matrix.json", "host", 3)
+
+
+def test_two_runs_cannot_share_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Each would write what the other does not know."""
+    with _alone_in(tmp_path):
+        assert main([*ASKED, "--report", str(tmp_path)]) == 2
+    assert "another run writes its report into " in capsys.readouterr().err
+    assert main([*ASKED, "--report", str(tmp_path)]) == 0
+
+
+def test_what_was_left_out_is_not_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By --skip, or as another kind was asked for."""
+    into = ["--report", str(tmp_path), "--resume"]
+    assert main([*ASKED, *into, "--skip", "2"]) == 0
+    assert main([*ASKED[:-4], "--kind", "read before", "--tries", "3", *into]) == 0
+    assert "cells of fewer tries" not in capsys.readouterr().out
+
+
+def test_a_changed_subject_is_examined_anew(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What another object has shown says nothing of this one."""
+    twin = tmp_path / "x.toml"
+    for word in ("one", "other"):
+        twin.write_text(
+            f'operation = "{OPERATION}"\nschedule = "page"\nbreaks = "nothing"\n'
+            f"[[replace]]\nfind = '#include \"common/nesting.h\"'\n"
+            f"with = '#include \"common/nesting.h\"  // {word}'\n"
+        )
+        asked = [*ASKED, "--subject", f"twin:{twin}", "--report", str(tmp_path), "--resume"]
+        code = main(asked)
+        assert code == (0 if word == "one" else 2), capsys.readouterr().err
+    assert "its sources or its compiler are others than when" in capsys.readouterr().err
 
 
 def test_resume_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +292,8 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     key: Key = ("cache", KINDS[0], "guard")
     wrong = injection.Wrong(9, case, Injection("cache", -1, 1, "read"), "nothing")
     cell = Cell(promised=True, seen=4, tried={1, 2, 3, 7, 9}, wrong=[wrong])
-    made = MatrixReport("host", 10, {(OPERATION, "bundled:page"): {key: cell}})
+    made = MatrixReport("host", 10)
+    made.cells_of(OPERATION, "bundled:page", {"guard": "x"})[key] = cell
     made.write(tmp_path / "matrix.json")
     assert '"tried": "1-3, 7, 9"' in (tmp_path / "matrix.json").read_text()
     again = MatrixReport.read(tmp_path / "matrix.json", "host", 10)

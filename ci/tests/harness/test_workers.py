@@ -131,6 +131,26 @@ def test_a_hang_is_killed_and_named(assignment: Assignment) -> None:
     worker.close()
 
 
+def test_a_hang_that_nobody_waits_for_is_ended_at_once(worker: Worker) -> None:
+    """Ctrl-C in the middle of a launch: it cannot come to an orderly end."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    worker.run(case_of(HARMLESS))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            worker.run(case_of(HANG))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    began = time.monotonic()
+    worker.close()
+    assert time.monotonic() - began < 20  # it was half a minute
+    wait_until_none_of(shared_server())
+
+
 def test_the_time_of_a_hang_is_that_of_one_launch(assignment: Assignment) -> None:
     """Two launches that take longer than the limit together, but not each, are no hang."""
     worker = Worker(assignment, timeout_s=2.5)

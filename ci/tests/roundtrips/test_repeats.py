@@ -62,6 +62,26 @@ def searched():
         return Search(checker, seed=1, limit_bytes=2**26).run(cases=50)
 
 
+def test_what_fails_is_on_disk_before_it_is_minimised(subject, monkeypatch, tmp_path, capsys):
+    """Whatever ends the command then."""
+    subject(lambda tokens, run: "SIGSEGV")
+    into = ("--report", str(tmp_path))
+
+    def killed(search: Search) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Search, "_finding", killed)
+        assert main(["roundtrip", *ONE, *into, "--cases", "50"]) != 0
+    (path,) = (tmp_path / "findings").iterdir()
+    first = json.loads(path.read_text())
+    assert (first["minimised"], first["runs"]) == (False, 0)
+    assert first["not_minimised"] == "it was killed before that"
+    assert main(["roundtrip", *ONE, *into, "--cases", "50"]) == 1
+    assert json.loads(path.read_text())["runs"] == 10
+    assert list((tmp_path / "findings").iterdir()) == [path]
+
+
 def tokens_of(finding) -> int:
     return finding.trip.writer.sizes["num_tokens"]
 
