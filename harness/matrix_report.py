@@ -27,6 +27,10 @@ Of = tuple[str, str]
 """(operation, name of the subject)."""
 
 
+def _this_run() -> dict[str, Any]:
+    return {"commit": commit() or "unknown", "versions": dict(versions())}
+
+
 @dataclass
 class MatrixReport:
     """What one run has found, or several of which each went on where the last one was stopped.
@@ -38,6 +42,7 @@ class MatrixReport:
     objects  what was launched: operation, subject and layer -> name of the object in the build
              cache, which follows from its sources and compiler
     earlier  what each run before this one was: its commit, versions and number of accesses
+    this     the same of this run, from its beginning; but for the accesses
     problems, was_interrupted  of this run
     """
 
@@ -47,6 +52,7 @@ class MatrixReport:
     cases: dict[str, str] = field(default_factory=dict)
     objects: dict[str, str] = field(default_factory=dict)
     earlier: list[dict[str, Any]] = field(default_factory=list)
+    this: dict[str, Any] = field(default_factory=_this_run)
     problems: list[str] = field(default_factory=list)
     was_interrupted: bool = False
 
@@ -89,11 +95,7 @@ class MatrixReport:
             raise CannotCheckError(f"cannot write {path}: {error.strerror or error}") from None
 
     def to_json(self) -> dict[str, Any]:
-        this = {
-            "commit": commit() or "unknown",
-            "versions": dict(versions()),
-            "accesses": self.accesses - self.accesses_before,
-        }
+        this = {**self.this, "accesses": self.accesses - self.accesses_before}
         return {
             "pagefuzz_matrix": VERSION,
             "device": self.device,
