@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagefuzz.harness.campaign.again import (
-    REPEAT_HANG_S,
-    REPEAT_S,
-    Repeated,
-    Timed,
-    is_hang,
-    seconds_left,
-)
+from pagefuzz.harness.campaign.again import Repeated, Timed, is_hang
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.errors import CannotCheckError
@@ -428,12 +421,10 @@ class Search:
         return (sure, why_not) if verdict is None else (_Failed(smallest.trip, verdict, True), "")
 
     def _repeated(self, found: _Failed) -> Repeated:
-        hang = is_hang(found.identity)
         return self._timed.repeat(
             lambda: self._checker.check(found.trip),
             lambda verdict: _identity(verdict) == found.identity,
-            seconds_left(REPEAT_HANG_S if hang else REPEAT_S),
-            hang=hang,
+            hang=is_hang(found.identity),
         )
 
 

@@ -24,7 +24,7 @@ REPEATS = 10
 
 #: A settled finding is not repeated for longer than this: a fresh worker takes 20 ms on the host,
 #: 0.4 s on a GPU and 1.3 s in Triton's interpreter. Each run of a hang is waited for.
-REPEAT_S, REPEAT_HANG_S = 20.0, 60.0
+_REPEAT_S, _REPEAT_HANG_S = 20.0, 60.0
 
 #: Little patience is so many times the longest launch that has come back: a busy machine makes one
 #: a few times slower.
@@ -51,6 +51,11 @@ class Launches(HasWorker, Protocol):
 def is_hang(identity: str) -> bool:
     """Whether the failure of that identity is a launch that does not end."""
     return HANG in identity.split(":")
+
+
+def longest_repeats_s(*, hang: bool) -> float:
+    """For so long a finding is repeated at most."""
+    return _REPEAT_HANG_S if hang else _REPEAT_S
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class Timed:
         self,
         check: Callable[[], Verdict],
         is_same: Callable[[Verdict], bool],
-        left_s: Callable[[], float],
+        left_s: Callable[[], float] | None = None,
         *,
         hang: bool,
     ) -> Repeated:
@@ -149,9 +154,11 @@ class Timed:
         the reason.
 
         is_same  whether it failed in the same way
-        left_s   for all runs that are still to come; one that takes longer is not counted
+        left_s   for all runs that are still to come; one that takes longer is not counted. None:
+                 `longest_repeats_s` in all
         hang     whether that is a hang
         """
+        left_s = left_s or seconds_left(longest_repeats_s(hang=hang))
         repeats = runs = 0
         given_s = self.little_s if hang else self.asked_s
         problem = ""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from pagefuzz.harness.campaign.again import Launches
 from pagefuzz.harness.campaign.plan import running_case_file
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.oracles.case import Case
@@ -21,24 +22,11 @@ if TYPE_CHECKING:
     from pagefuzz.harness.campaign.plan import Job
 
 
-class CaseChecker(Protocol):
+class CaseChecker(Launches, Protocol):
     """What a campaign needs of `harness.check.Checker`."""
-
-    hang_after_s: float
-
-    @property
-    def worker_pid(self) -> int | None: ...
-
-    @property
-    def longest_launch_s(self) -> float: ...
-
-    @property
-    def unended_launch_s(self) -> float: ...
 
     @property
     def memory(self) -> MemoryUse: ...
-
-    def restart(self) -> None: ...
 
     def check(self, case: Case) -> Verdict: ...
 

@@ -17,12 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pagefuzz.harness.campaign.again import (
-    REPEAT_HANG_S,
-    REPEAT_S,
-    Timed,
-    is_hang,
-)
+from pagefuzz.harness.campaign.again import Timed, is_hang, longest_repeats_s
 from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky, feed, use_cache
 from pagefuzz.harness.campaign.events import (
@@ -511,7 +506,7 @@ class Search:
         """Until when a finding may be repeated."""
         grace_s = REPEAT_GRACE_S[self._job.options.backend]
         if not self._time_is_up:
-            ends = began + (REPEAT_HANG_S if hang else REPEAT_S)
+            ends = began + longest_repeats_s(hang=hang)
             deadline = self._job.deadline
             return ends if deadline is None else min(ends, deadline + grace_s)
         if self._last_repeat_ends is None:

@@ -13,14 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pagefuzz.harness.campaign.again import (
-    REPEAT_HANG_S,
-    REPEAT_S,
-    Repeated,
-    Timed,
-    is_hang,
-    seconds_left,
-)
+from pagefuzz.harness.campaign.again import Repeated, Timed, is_hang
 from pagefuzz.harness.campaign.candidate import Candidate
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
@@ -382,12 +375,10 @@ class _OnTheHost(_Watching):
         return True
 
     def _repeated(self, case: Case, identity: str) -> Repeated:
-        hang = is_hang(identity)
         return Timed(self._checker).repeat(
             lambda: self._checker.check(case),
             lambda verdict: identity_of(verdict) == identity,
-            seconds_left(REPEAT_HANG_S if hang else REPEAT_S),
-            hang=hang,
+            hang=is_hang(identity),
         )
 
     def _simplest(self, one: Candidate, identity: str) -> tuple[Candidate, bool]:
