@@ -15,6 +15,7 @@ from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Event, Lock
 
+from pagefuzz.harness.campaign.drawing import Drawing
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.running import Injection
@@ -202,21 +203,10 @@ def suitable_cases(operation: str, count: int) -> tuple[Case, ...]:
     """In-contract cases of an operation without placements, with every buffer that there can be,
     and flush at both ends, in `count` of them at least, as far as drawing gets; no two are alike,
     and they are the same ones every time."""
-    from hypothesis import HealthCheck, Phase, given, seed, settings
-
     one = registry.operation(operation)
     found: dict[str, Case] = {}
     lacking = {buffer.name: count for buffer in one.buffers}
 
-    @seed(1)
-    @settings(
-        max_examples=max(200, 16 * count),
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases_for(operation, hostile=False, refused=False))
     def collect(case: Case) -> None:
         if not any(lacking.values()):
             return
@@ -239,7 +229,8 @@ def suitable_cases(operation: str, count: int) -> tuple[Case, ...]:
         for name in useful:
             lacking[name] -= 1
 
-    collect()
+    strategy = cases_for(operation, hostile=False, refused=False)
+    Drawing(1, max(200, 16 * count), None, reuse=False).run(strategy, collect)
     return tuple(found.values())
 
 

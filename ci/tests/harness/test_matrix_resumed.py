@@ -136,6 +136,23 @@ def test_cells_of_fewer_tries_are_said(
     assert f"{BUFFERS} {said}\n" in capsys.readouterr().out
 
 
+def test_the_cases_are_the_same_whatever_was_drawn_before() -> None:
+    """In processes of their own, without what this one's conftest sets: a report is gone on with
+    by a run of other operations."""
+    text = """
+import sys
+from pagefuzz.harness.matrix_report import _digest
+from pagefuzz.harness.injection import suitable_cases
+print(*(_digest(suitable_cases(name, 3)) for name in sys.argv[1:]))
+"""
+    told = []
+    for names in ([OPERATION], ["concat_and_cache_mla", OPERATION]):
+        command = [sys.executable, "-c", text, *names]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        told.append(found.split()[-1])
+    assert told[0] == told[1]
+
+
 def test_kill_9_loses_a_few_seconds(tmp_path: Path) -> None:
     """The report is written meanwhile, is no whole one, and can be gone on with."""
     command = [sys.executable, "-m", "pagefuzz", *ASKED[:-1], "80", "--report", str(tmp_path)]
