@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagefuzz.harness.campaign.again import Repeated, Timed, is_hang
-from pagefuzz.harness.campaign.candidate import Candidate
+from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.simplify import simplify, weight
@@ -26,11 +26,17 @@ from pagefuzz.harness.sanitizers.failures import verdict_of
 from pagefuzz.harness.sanitizers.reports import Report, by_identity
 from pagefuzz.harness.sanitizers.tools import layer_of
 from pagefuzz.harness.sanitizers.watched import Launched
-from pagefuzz.harness.sanitizers.watching import Interrupted, Watched, Watcher, prove
+from pagefuzz.harness.sanitizers.watching import (
+    Interrupted,
+    UnfinishedError,
+    Watched,
+    Watcher,
+    prove,
+)
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError
 from pagefuzz.oracles.observation import Status
-from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
+from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Severity, Verdict
 from pagefuzz.oracles.wording import count_text
 
 #: Cases that are launched without the tool too, to say how much slower they are under it.
@@ -44,6 +50,9 @@ _SIMPLIFY_S = 10.0
 
 #: Of a report of compute-sanitizer, which takes seconds for each process: no case is made simpler.
 _AS_DRAWN = "as it was drawn, not minimised"
+
+#: Is told a case and its verdict.
+OnFailing = Callable[[Case, Verdict], None]
 
 
 @dataclass
@@ -63,7 +72,8 @@ class Opinion:
                a kernel at fault, or where each launch had a kernel compiled
     memory     the most that a process which launches held
     was_interrupted  by Ctrl-C and the like: what failed until then is in findings
-    problems   why findings were not repeated as often as they should have been
+    problems   why findings were not repeated as often as they should have been, or why not all
+               cases were watched: what had been reported by then is in findings
     """
 
     unit: Unit
@@ -96,6 +106,7 @@ def opinion(
     keep_going: bool = False,
     minimise: bool = False,
     versions: Mapping[str, str] | None = None,
+    on_failing: OnFailing | None = None,
 ) -> Opinion:
     """Shows the cases to a sanitizer.
 
@@ -103,17 +114,22 @@ def opinion(
     build    flags of the object: of a tool of compute-sanitizer without "checked", of a sanitizer
              of the host compiler with its name
     minimise  makes a case that fails on the host simpler, and repeats it
+    on_failing  is told each failing case as soon as it is known, before anything else is done with
+             it: the first of its identity, and better ones
 
-    Raises `CannotCheckError` if the sanitizer gave no account of all of them.
+    Raises `CannotCheckError` if the sanitizer gave no account of all of them, and reported nothing
+    until then.
     """
     began = time.monotonic()
     with Checker(unit.operation, unit.subject, backend, build) as checker:
         if tool in checker.build.split(","):
-            host = _OnTheHost(tool, unit, checker, keep_going, versions or {})
+            host = _OnTheHost(tool, unit, checker, keep_going, versions or {}, on_failing)
             found = host.watch(cases, minimise=minimise)
         else:
-            found = _UnderATool(tool, unit, checker, keep_going, versions or {}).watch(cases)
-    if not found.launches and not found.findings:
+            under = _UnderATool(tool, unit, checker, keep_going, versions or {}, on_failing)
+            found = under.watch(cases)
+    says_why = found.findings or found.problems or found.was_interrupted
+    if not found.launches and not says_why:
         reasons = ", ".join(found.not_run) or "no case led to a launch"
         raise CannotCheckError(f"{unit.name}: {tool} watched nothing: {reasons}")
     found.seconds = time.monotonic() - began
@@ -140,12 +156,14 @@ class _Watching:
         checker: Checker,
         keep_going: bool,
         versions: Mapping[str, str],
+        on_failing: OnFailing | None = None,
     ) -> None:
         self._tool, self._unit, self._checker = tool, unit, checker
         self._keep_going, self._versions = keep_going, versions
         self._operation = registry.operation(unit.operation)
         self._contained = checker.subject.promises_containment
         self._found = Opinion(unit)
+        self._on_failing: OnFailing = on_failing or (lambda case, verdict: None)
 
     def _add(
         self,
@@ -191,8 +209,12 @@ class _UnderATool(_Watching):
         found = self._found
         self._cases = dict(enumerate(cases))
         self._watcher = Watcher(self._tool, self._checker.assignment)
+        self._gave_up = False  # looking for cases: a launch that hangs takes minutes each time
+        self._sound: Watched | None = None
         seen = self._seen()
-        found.cases = len(seen.launched) if found.was_interrupted else len(cases)
+        is_part = found.was_interrupted or found.problems
+        known = {*seen.launched, *(one.case for one in seen.reports if one.case is not None)}
+        found.cases = len(known) if is_part else len(cases)
         found.launches, found.memory = seen.launches, seen.memory
         found.layers[layer_of(self._tool)] = seen.launches, seen.watched_bytes
         for one in seen.launched.values():
@@ -203,7 +225,11 @@ class _UnderATool(_Watching):
                 found.count_not_run(f"the launch failed: {one.message or 'for no reason'}")
             elif one.status not in (None, Status.OK):
                 found.turned_down += 1
-        for identity, reports in by_identity(seen.reports).items():
+        faults = by_identity(seen.reports)
+        for reports in faults.values():
+            _, case, verdict = self._as_reported(reports, seen)
+            self._on_failing(case, verdict)
+        for identity, reports in faults.items():
             if found.findings and not self._keep_going:
                 found.others += 1
             else:
@@ -220,12 +246,28 @@ class _UnderATool(_Watching):
                 raise
             self._found.was_interrupted = True
             return stopped.watched
+        except UnfinishedError as error:
+            if not error.watched.reports:
+                raise
+            self._found.problems.append(str(error))
+            return error.watched
+
+    def _again(self, numbers: Iterable[int]) -> Watched:
+        """Launches cases to look for one; what was seen until then of a run that comes to no good
+        end, after which no other one is made."""
+        try:
+            return self._watcher.watch({number: self._cases[number] for number in numbers})
+        except UnfinishedError as error:
+            self._gave_up = True
+            self._found.problems.append(f"a case could not be launched again by itself: {error}")
+            return error.watched
 
     def _settled(
         self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
     ) -> tuple[Case, Verdict, Repeated, str]:
-        """As `_by_itself`, without looking for the case where somebody wants an end."""
-        if not self._found.was_interrupted:
+        """As `_by_itself`, without looking for the case where somebody wants an end, or where that
+        has failed before."""
+        if not (self._found.was_interrupted or self._gave_up):
             try:
                 return self._by_itself(identity, reports, seen)
             except KeyboardInterrupt:
@@ -234,9 +276,9 @@ class _UnderATool(_Watching):
         return case, verdict, Repeated(), _AS_DRAWN
 
     def _as_reported(self, reports: Sequence[Report], seen: Watched) -> tuple[int, Case, Verdict]:
-        """The case that the output makes it one of, and its number."""
+        """The case that the output makes it one of, in contract if there is one, and its number."""
         numbers = [report.case for report in reports if report.case is not None]
-        number = next(iter(numbers), max(seen.launched, default=0))
+        number = min(numbers, key=self._rank, default=max(seen.launched, default=0))
         unfinished = Launched(number, self._found.device)
         return number, *self._judged(number, reports, seen.launched.get(number, unfinished))
 
@@ -244,19 +286,43 @@ class _UnderATool(_Watching):
         self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
     ) -> tuple[Case, Verdict, Repeated, str]:
         """A case of which the fault is reported when it is launched alone, as it is once: case,
-        verdict, how often it was reported when it was, and why it is no simpler."""
-        if len(seen.launched) == 1:
-            (number,) = seen.launched
-            return (*self._judged(number, seen.reports, seen.launched[number]), Repeated(), "")
+        verdict, how often it was reported when it was, and why it is no simpler.
+
+        A hostile case of which it is a note only must not hide that cases in contract show it."""
+        if len(self._cases) == 1:
+            _, case, verdict = self._as_reported(seen.reports, seen)
+            return case, verdict, Repeated(), ""
+        settled = self._looked_for(identity, reports, seen)
+        _, verdict, _, _ = settled
+        if cause(verdict) is None and not self._gave_up:
+            sound = self._in_contract(seen)
+            if same := [report for report in sound.reports if report.identity == identity]:
+                return self._looked_for(identity, same, sound)
+        return settled
+
+    def _in_contract(self, seen: Watched) -> Watched:
+        """What the tool sees of the cases that came to an end and are not hostile, without the
+        others. They are launched once, whatever faults there are."""
+        if self._sound is None:
+            numbers = [n for n in seen.launched if self._class(n) is not CaseClass.HOSTILE]
+            self._sound = self._again(numbers) if numbers else Watched()
+        return self._sound
+
+    def _looked_for(
+        self, identity: tuple[str, str], reports: Sequence[Report], seen: Watched
+    ) -> tuple[Case, Verdict, Repeated, str]:
         tried: set[int] = set()
-        for number in self._suspects(reports, seen):
-            alone = self._watcher.watch({number: self._cases[number]})
-            tried.add(number)
+        for number in () if self._gave_up else self._suspects(reports, seen):
+            alone = self._again([number])
             same = [report for report in alone.reports if report.identity == identity]
             if same:
                 others = [report for report in alone.reports if report.identity != identity]
-                judged = self._judged(number, [*same, *others], alone.launched[number])
+                launched = alone.launched.get(number, Launched(number, self._found.device))
+                judged = self._judged(number, [*same, *others], launched)
                 return *judged, Repeated(1, 1), _AS_DRAWN
+            if self._gave_up:
+                break
+            tried.add(number)
         # It does not repeat; it was reported all the same.
         number, case, verdict = self._as_reported(reports, seen)
         others_tried = len(tried - {number})
@@ -265,11 +331,11 @@ class _UnderATool(_Watching):
         return case, verdict, alone_once, f"{said}; {_AS_DRAWN}" if others_tried else _AS_DRAWN
 
     def _suspects(self, reports: Sequence[Report], seen: Watched) -> Iterator[int]:
-        """Numbers of cases, the most suspicious first: a report is printed after its launch has
-        begun, perhaps long after."""
+        """Numbers of cases, the most suspicious first, of those that the output blames the ones in
+        contract: a report is printed after its launch has begun, perhaps long after."""
         hinted = sorted(
             {report.case for report in reports if report.case is not None},
-            key=lambda number: weight(self._cases[number]),
+            key=lambda number: (self._rank(number), weight(self._cases[number])),
         )
         yield from hinted[:_HINTED]
         if hinted:
@@ -278,7 +344,9 @@ class _UnderATool(_Watching):
         identity = reports[0].identity
         while len(rest) > 1:
             half = rest[: len(rest) // 2]
-            again = self._watcher.watch({number: self._cases[number] for number in half})
+            again = self._again(half)
+            if self._gave_up:
+                return
             reported = any(report.identity == identity for report in again.reports)
             rest = half if reported else rest[len(half) :]
         yield from rest
@@ -286,20 +354,28 @@ class _UnderATool(_Watching):
     def _judged(
         self, number: int, reports: Sequence[Report], launched: Launched
     ) -> tuple[Case, Verdict]:
-        case = self._cases[number]
-        case_class = self._operation.expect(self._operation.plan(case)).case_class
-        contained = self._contained
-        return case, verdict_of(self._tool, reports, launched, case_class, contained=contained)
+        case_class, contained = self._class(number), self._contained
+        verdict = verdict_of(self._tool, reports, launched, case_class, contained=contained)
+        return self._cases[number], verdict
+
+    def _class(self, number: int) -> CaseClass | None:
+        return self._operation.expect(self._operation.plan(self._cases[number])).case_class
+
+    def _rank(self, number: int) -> int:
+        return CLASS_RANK[self._class(number)]
 
     def _slowdown(self, seen: Watched) -> float | None:
-        """Of the median launch; None where there is none to compare."""
+        """Of the median launch; None where there is none to compare, or not without the tool."""
         numbers = [n for n, one in seen.launched.items() if _is_comparable(one)][:COMPARED]
         if not numbers:
             return None
         # A kernel that launches share is compiled for the first of them, which is not compared.
         first = [n for n, one in seen.launched.items() if one.compiled and one.status == Status.OK]
         cases = {n: self._cases[n] for n in sorted({*numbers, *first})}
-        plain = Watcher("", self._checker.assignment).watch(cases)
+        try:
+            plain = Watcher("", self._checker.assignment).watch(cases)
+        except CannotCheckError:
+            return None  # the tool has watched all there is to watch
         compared = [n for n in numbers if n in plain.launched and _is_comparable(plain.launched[n])]
         if not compared:
             return None
@@ -323,6 +399,11 @@ class _OnTheHost(_Watching):
         try:
             for case in cases:
                 self._look(case, looked, best)
+        except CannotCheckError as error:
+            if not best:
+                raise
+            watched = f"{found.cases:,} of {count_text(len(cases), 'case')}"
+            found.problems.append(f"{self._tool} watched {watched}: {error}")
         except KeyboardInterrupt:
             if not best:
                 raise
@@ -354,6 +435,7 @@ class _OnTheHost(_Watching):
         candidate = Candidate(case, verdict)
         if identity not in best or candidate.better_than(best[identity]):
             best[identity] = candidate
+            self._on_failing(case, verdict)
 
     def _settle(self, identity: str, one: Candidate) -> bool:
         """Adds the finding, minimised and repeated; False if there is no time for it any more."""

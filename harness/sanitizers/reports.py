@@ -84,6 +84,12 @@ class Report:
         return int(found["size"]) if found else 1
 
     @property
+    def tells_of_a_kernel(self) -> bool:
+        """Whether a line of source, a thread or an address is named. What a tool says of itself, in
+        words that this reader does not know, names none."""
+        return bool(self.where or self.thread) or self.address is not None
+
+    @property
     def identity(self) -> tuple[str, str]:
         """What makes two reports of one subject the same fault."""
         return self.kind, self.where

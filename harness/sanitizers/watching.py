@@ -1,7 +1,8 @@
 """Runs cases under a tool of compute-sanitizer, in a process of their own, and reads what it says.
 
 Fails closed: a run is a result only if the tool printed its summary, every case came to its end,
-and nothing in the output says that the tool could not do its work.
+and nothing in the output says that the tool could not do its work. What was reported until then is
+not lost with it: the error has it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pagefuzz.kernels
@@ -34,6 +35,9 @@ CASE_TIMEOUT_S = 10.0
 
 #: A process under a tool may print so much, reports and all: it is read into memory.
 MOST_PRINTED_BYTES = 2**30
+
+#: So much is read of what prints more than that: some ten thousand reports.
+_READ_OF_A_FLOOD_BYTES = 2**24
 
 _LOOK_EVERY_S = 0.1
 
@@ -69,6 +73,23 @@ class Watched:
         return MemoryUse.most_of(one.memory for one in self.launched.values())
 
 
+class UnfinishedError(CannotCheckError):
+    """The tool gave no account of all of it; with what it had seen until then."""
+
+    def __init__(self, sentence: str, watched: Watched) -> None:
+        super().__init__(sentence)
+        self.watched = watched
+
+
+class _UnaccountedError(CannotCheckError):
+    """The same, of one process: reports that tell of a kernel, not what the tool says of its own
+    end."""
+
+    def __init__(self, sentence: str, output: Output) -> None:
+        super().__init__(sentence)
+        self.output = _evidence(output)
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C and the like, with what the tool had seen until then."""
 
@@ -100,14 +121,19 @@ class Watcher:
 
     def watch(self, cases: Mapping[int, Case]) -> Watched:
         """Launches each case once; in more than one process where a launch breaks the device's
-        context. Raises `CannotCheckError` and `Interrupted`."""
+        context. Raises `UnfinishedError` and `Interrupted`."""
         watched = Watched()
         left = dict(cases)
         while left:
-            self._one_process(left, watched)
+            try:
+                self._one_process(left, watched)
+            except CannotCheckError as error:
+                raise UnfinishedError(str(error), watched) from None
             ended = left.keys() & watched.launched.keys()
             if not ended:
-                raise CannotCheckError(f"{self._name} came to the end of no case, without a word")
+                raise UnfinishedError(
+                    f"{self._name} came to the end of no case, without a word", watched
+                )
             for number in ended:
                 del left[number]
         return watched
@@ -129,9 +155,19 @@ class Watcher:
                     self._timeout_s or START_TIMEOUT_S + CASE_TIMEOUT_S * len(cases),
                 )
             except _Stopped as stopped:
-                _add(watched, parse(stopped.printed), results)
+                _add(watched, _evidence(parse(stopped.printed)), results)
                 raise Interrupted(watched) from None
+            except _UnaccountedError as error:
+                _add(watched, error.output, results)
+                raise
             _add(watched, output, results)
+
+
+def _evidence(output: Output) -> Output:
+    """Without the reports that do not tell of a kernel: a tool that ends early says that in forms
+    of which only a few are known."""
+    reports = tuple(report for report in output.reports if report.tells_of_a_kernel)
+    return replace(output, reports=reports)
 
 
 def _add(watched: Watched, output: Output, results: Path) -> None:
@@ -139,8 +175,10 @@ def _add(watched: Watched, output: Output, results: Path) -> None:
     watched.reports += output.reports
     for one in map(Launched.loads, whole.splitlines()):
         watched.launched[one.case] = one
-        if one.status is None and not one.not_run and not _blamed(output, one.case):
-            # The device says that the launch broke it, and the tool has no word for it.
+        broke = one.status is None and not one.not_run
+        if broke and not output.complaints and not _blamed(output, one.case):
+            # The device says that the launch broke it, and the tool has no word for it; one that
+            # could not do its work may have broken it itself.
             watched.reports.append(Report((f"the device reports {one.message}",), one.case))
 
 
@@ -166,7 +204,8 @@ def prove(tool: str) -> int:
 
 
 def run(job: Job, folder: Path, timeout_s: float) -> Output:
-    """One process. Raises `CannotCheckError` if the tool gave no account of all of it."""
+    """One process. Raises `CannotCheckError` if the tool gave no account of all of it, with what
+    it reported unless the account contradicts it."""
     name = job.tool or "the launching process"
     path = folder / "job.json"
     path.write_text(job.dumps(), encoding="utf-8")
@@ -174,24 +213,28 @@ def run(job: Job, folder: Path, timeout_s: float) -> Output:
     command = watched_command(job.tool, program) if job.tool else program
     code, text = _run(command, timeout_s)
     output = parse(text)
+
+    def unaccounted(sentence: str) -> _UnaccountedError:
+        return _UnaccountedError(sentence, output)
+
     said = f"; the end of its output: {output.said}" if output.said else "; it printed nothing"
     during = ""
     if unfinished := [case for case in output.begun if case not in output.ended]:
         during = f" in the launch of {json.dumps(job.cases.get(unfinished[-1], 'the canary'))}"
     if code is None:
-        raise CannotCheckError(f"{name} did not come to an end within {timeout_s:g} s{during}")
+        raise unaccounted(f"{name} did not come to an end within {timeout_s:g} s{during}")
     if output.complaints:
-        raise CannotCheckError(f"{name} says: {output.complaints[0]}{said}")
+        raise unaccounted(f"{name} says: {output.complaints[0]}{said}")
     if unfinished:
-        raise CannotCheckError(f"the process under {name} died{during} ({_how(code)}){said}")
+        raise unaccounted(f"the process under {name} died{during} ({_how(code)}){said}")
     if not job.tool:
         if code:
-            raise CannotCheckError(f"{name} failed ({_how(code)}){said}")
+            raise unaccounted(f"{name} failed ({_how(code)}){said}")
         return output
     if output.errors is None:
-        raise CannotCheckError(f"{name} ended without a summary ({_how(code)}){said}")
+        raise unaccounted(f"{name} ended without a summary ({_how(code)}){said}")
     if code not in (0, ERROR_EXIT_CODE):
-        raise CannotCheckError(f"the process under {name} failed ({_how(code)}){said}")
+        raise unaccounted(f"the process under {name} failed ({_how(code)}){said}")
     if bool(output.errors) is not bool(output.reports):
         raise CannotCheckError(
             f"{name} counts {output.errors} errors and describes {len(output.reports)}{said}"
@@ -204,7 +247,7 @@ def run(job: Job, folder: Path, timeout_s: float) -> Output:
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
     """Exit code, None if it had to be ended, and output of a process in a group of its own, which
     ends with this call. Raises `CannotCheckError` if it does not run, or prints without end, and
-    `_Stopped`."""
+    `_Stopped`. Of a process that had to be ended only whole lines count."""
     with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         try:
             process = stack.enter_context(
@@ -220,9 +263,9 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
         except OSError as error:
             raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
 
-        def printed() -> str:
+        def printed(limit_bytes: int = -1) -> str:
             output.seek(0)
-            return output.read().decode("utf-8", "replace")
+            return output.read(limit_bytes).decode("utf-8", "replace")
 
         code: int | None = None
         try:
@@ -231,14 +274,22 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(min(left_s, _LOOK_EVERY_S))
                 if os.fstat(output.fileno()).st_size > MOST_PRINTED_BYTES:
-                    raise CannotCheckError(
+                    raise _UnaccountedError(
                         f"{command[0]} and what it watched printed more than "
-                        f"{MOST_PRINTED_BYTES / 2**20:,.0f} MiB"
+                        f"{MOST_PRINTED_BYTES / 2**20:,.0f} MiB",
+                        parse(
+                            _whole_lines(printed(min(_READ_OF_A_FLOOD_BYTES, MOST_PRINTED_BYTES)))
+                        ),
                     )
         except KeyboardInterrupt:
-            raise _Stopped(printed()) from None
+            raise _Stopped(_whole_lines(printed())) from None
         stack.close()  # nobody prints any more
-        return code, printed()
+        return code, printed() if code is not None else _whole_lines(printed())
+
+
+def _whole_lines(printed: str) -> str:
+    """Half a line of a report would be another fault."""
+    return printed[: printed.rfind("\n") + 1]
 
 
 def _how(code: int) -> str:

@@ -36,7 +36,9 @@ def main() -> int:
         print("========= Error: Target application terminated before first instrumented API call")
         return 1
     if way in CUT_SHORT:
-        print("[pagefuzz begin 0]", REPORT.format(address=0), "[pagefuzz end 0]", sep="\n")
+        is_faulty = asked["faulty"] in json.dumps(json.loads(Path(program[-1]).read_text()))
+        report = REPORT.format(address=0) if is_faulty else ""
+        print("[pagefuzz begin 0]", report, "[pagefuzz end 0]", sep="\n")
         sys.stdout.flush()
         if way == "dies":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -94,20 +94,38 @@ def test_a_report_that_does_not_repeat_is_a_finding(fake_sanitizer):
 
 
 @pytest.mark.parametrize(
+    ("way", "faulty", "said"),
+    [
+        ("no summary", NOBODY, "memcheck ended without a summary"),
+        ("dies", NOBODY, "ended without a summary (ended by signal 9)"),
+        ("does not start", FAULTY, "Target application terminated before first instrumented"),
+        ("miscounts", FAULTY, "memcheck counts 0 errors and describes 1"),
+    ],
+)
+def test_no_clean_account_is_no_opinion(fake_sanitizer, way, faulty, said):
+    """Whatever else was printed; what the account itself denies is no report."""
+    fake_sanitizer(faulty, way)
+    with pytest.raises(CannotCheckError) as raised:
+        asked((FAULTY_SEED,))
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("way", "said"),
     [
         ("no summary", "memcheck ended without a summary"),
         ("dies", "ended without a summary (ended by signal 9)"),
-        ("does not start", "Target application terminated before first instrumented"),
-        ("miscounts", "memcheck counts 0 errors and describes 1"),
     ],
 )
-def test_no_clean_account_is_no_opinion(fake_sanitizer, way, said):
-    """Whatever else was printed."""
+def test_a_report_without_an_account_is_a_finding(fake_sanitizer, way, said):
+    """And what is missing is a problem."""
     fake_sanitizer(FAULTY, way)
-    with pytest.raises(CannotCheckError) as raised:
-        asked((FAULTY_SEED,))
-    assert said in str(raised.value)
+    found = asked((FAULTY_SEED,))
+    (finding,) = found.findings
+    assert (finding.case.seed, finding.runs) == (FAULTY_SEED, 0)
+    (problem,) = found.problems
+    assert said in problem
+    assert found.cases == 1
 
 
 def test_nothing_watched_is_no_opinion(fake_sanitizer):
@@ -311,6 +329,7 @@ def test_a_command_tells_and_stores(fake_sanitizer, monkeypatch, tmp_path, capsy
     assert ("times slower than without" in unfolded) is not bool(code)
     report = run.to_json(["fuzz"], 0)
     assert report["units"][UNIT.name]["launches"] == 2
+    assert report["problems"] == {}
     plan = registry.operation(OPERATION).plan(plain_case())
     size = 2 * sum(buffer.memory_bytes for buffer in plan.buffers.values())
     assert report["units"][UNIT.name]["layers"] == {
