@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pagefuzz.harness.build import RELEASE
+from pagefuzz.harness.build import RELEASE, BuildSpec
 from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
 from pagefuzz.harness.campaign.journal import Journal
 from pagefuzz.harness.campaign.plan import Unit
@@ -21,7 +21,7 @@ from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.commands.selection import selected_subjects
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.findings import Finding
+from pagefuzz.harness.findings import Finding, identity_of
 from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.profiles import PROFILES
@@ -35,6 +35,7 @@ from pagefuzz.harness.sanitizers.watching import prove
 from pagefuzz.harness.subjects import Subject
 from pagefuzz.harness.versions import commit, versions
 from pagefuzz.oracles.case import Case
+from pagefuzz.oracles.verdict import Verdict
 
 #: Cases to draw for each unit, unless --cases says otherwise.
 CASES = 100
@@ -98,8 +99,11 @@ def replay_with_sanitizer(
     )
     run = _Run(tool, backend, build, None, keep_going=True)
     run.prove()
-    for one in chosen:
-        run.watch(Unit(one.operation, one.name, hostile=True), lambda: [case])
+    try:
+        for one in chosen:
+            run.watch(Unit(one.operation, one.name, hostile=True), lambda: [case])
+    except KeyboardInterrupt:
+        run.interrupt()
     return run.end()
 
 
@@ -158,8 +162,9 @@ class _Run:
         self.tool, self.backend, self.build = tool, backend, build
         self._folder, self._keep_going = folder, keep_going
         self._opinions: list[Opinion] = []
-        self._problems: dict[str, str] = {}
-        self._unstored = ""
+        self._problems: list[tuple[str, str]] = []  # of what, and what
+        self._journal = Journal(None if folder is None else folder / "findings" / "journal.jsonl")
+        self._journaled: list[dict[str, Any]] = []
         self._versions = versions()
         self._width = screen_width()
 
@@ -182,10 +187,10 @@ class _Run:
                 keep_going=self._keep_going,
                 minimise=self._folder is not None,
                 versions=self._versions,
+                on_failing=partial(self._keep, unit),
             )
         except CannotCheckError as error:
-            self._problems[unit.name] = str(error)
-            print(f"pagefuzz: {unit.name}: {error}", file=sys.stderr, flush=True)
+            self._problem(unit.name, str(error))
             return
         self._opinions.append(found)
         said = f"{unit.name}: {_said(found, self.tool)}"
@@ -196,53 +201,65 @@ class _Run:
         for title, times in Counter(note.title for note in found.notes).items():
             print(f"  hardening note, {plural(times, 'cases')}: {title}")
         for finding in found.findings:
-            path = None
-            if self._folder is not None:
-                try:
-                    self._journal(finding)
-                    path = finding.save(self._folder / "findings")
-                except CannotCheckError as error:
-                    self._unstored = str(error)
-                    print(f"pagefuzz: {error}", file=sys.stderr)
+            self._keep(unit, finding.case, finding.verdict)
+            path = self._saved(unit, finding)
             print(f"\n{finding.text(self._width, path)}\n", flush=True)
         for problem in found.problems:
-            self._problems[unit.name] = problem
-            print(f"pagefuzz: {unit.name}: {problem}", file=sys.stderr, flush=True)
+            self._problem(unit.name, problem)
         if found.was_interrupted:
             raise KeyboardInterrupt
 
     def interrupt(self) -> None:
         """What was found stays found; what was not looked at is no pass."""
-        self._problems["the run"] = "interrupted before it was finished"
-        print("pagefuzz: interrupted before every unit was watched", file=sys.stderr)
+        said = "interrupted before every unit was watched"
+        self._problem("the run", "interrupted before it was finished", said)
 
     def report(self, path: Path, command: Sequence[str], seed: int) -> None:
         """Writes it; that it could not be written does not undo a finding."""
         try:
             write_json(path, self.to_json(command, seed))
         except CannotCheckError as error:
-            self._problems["the report"] = str(error)
-            print(f"pagefuzz: {error}", file=sys.stderr)
+            self._problem("the report", str(error), str(error))
 
-    def _journal(self, finding: Finding) -> None:
-        assert self._folder is not None
-        journal = Journal(self._folder / "findings" / "journal.jsonl")
+    def _problem(self, of: str, problem: str, said: str = "") -> None:
+        """Prints it, once. `said` in place of both."""
+        if (of, problem) not in self._problems:
+            self._problems.append((of, problem))
+            print(f"pagefuzz: {said or f'{of}: {problem}'}", file=sys.stderr, flush=True)
+
+    def _keep(self, unit: Unit, case: Case, verdict: Verdict) -> None:
+        """In the journal, unless it is there; a note is not. That it cannot be written keeps
+        nothing from being found."""
+        entry = {
+            "operation": unit.operation,
+            "subject": unit.subject,
+            "backend": self.backend,
+            "build": BuildSpec.parse(self.backend, self.build).text,
+            "identity": identity_of(verdict),
+            "case": case.to_json(),
+        }
+        if not entry["identity"] or entry in self._journaled:
+            return
         try:
-            journal.append(
-                {
-                    "operation": finding.operation,
-                    "subject": finding.subject,
-                    "backend": finding.backend,
-                    "build": finding.build,
-                    "identity": finding.identity,
-                    "case": finding.case.to_json(),
-                }
-            )
-        finally:
-            journal.close()
+            self._journal.append(entry)
+        except CannotCheckError as error:
+            self._problem(unit.name, str(error))
+        else:
+            self._journaled.append(entry)
+
+    def _saved(self, unit: Unit, finding: Finding) -> Path | None:
+        """Path of its file; None if it is not to be stored, or cannot be."""
+        if self._folder is None:
+            return None
+        try:
+            return finding.save(self._folder / "findings")
+        except CannotCheckError as error:
+            self._problem(unit.name, str(error))
+            return None
 
     def end(self) -> int:
         """Says how it ended; the exit code."""
+        self._journal.close()
         findings = sum(len(one.findings) for one in self._opinions)
         launches = sum(one.launches for one in self._opinions)
         seconds = duration(sum(one.seconds for one in self._opinions))
@@ -300,7 +317,10 @@ class _Run:
                 }
                 for one in self._opinions
             },
-            "problems": self._problems,
+            "problems": {
+                of: "; ".join(text for other, text in self._problems if other == of)
+                for of, _ in self._problems
+            },
         }
 
 
