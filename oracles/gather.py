@@ -124,6 +124,10 @@ class GatherOperation(Operation):
     def clamped(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """All sizes, the operation's own ones moved to values with which memory can be laid out."""
 
+    def reads_words(self, sizes: Mapping[str, int]) -> bool:
+        """Whether a launch that runs may read the buffers of `words`; elsewhere they are poison."""
+        return True
+
     # ---- planning ----------------------------------------------------------------------------
 
     def _plan(self, case: Case) -> Plan:
@@ -209,8 +213,9 @@ class GatherOperation(Operation):
                 )
 
     def _images(self, plan: Plan, sizes: Mapping[str, int], refused: bool) -> dict[str, Image]:
-        """Index values. Those of a refused case follow its sizes, if these can be laid out; its
-        table is poison, since nobody may read it."""
+        """Index values, where they may be read: elsewhere a launch would find the same in both
+        fills. Those of a refused case follow its sizes, if these can be laid out; its table is
+        poison, since nobody may read it."""
         values = plan.case.values
         if refused and any(
             sizes[name] not in self.ranges[name][1] for name in ("num_requests", "has_terminal")
@@ -230,6 +235,8 @@ class GatherOperation(Operation):
             if name == "starts" and not requests:
                 continue  # a lone terminal value has no memory and no reader
             vectors[name] = index_values.vector(values[name], count, legal, name)
+            if name in self.words and not (refused or self.reads_words(sizes)):
+                continue  # poison, so that a launch that reads it all the same is seen
             elements = vectors[name] if wide else vectors[name].astype(np.int32)
             images[name] = Image.of_elements(np.arange(count, dtype=np.int64), elements)
         if refused or not requests or not sizes["num_tokens"]:

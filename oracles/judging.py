@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.observation import Launch, Status
 from pagefuzz.oracles.registry import judgements
@@ -41,7 +41,7 @@ def judge(run: Run) -> Verdict:
             checked[name] = judged.checked
             for failure in judged.failures:
                 found.setdefault(failure.identity, failure)
-    failures = cause_first(tuple(_with_effects(expectation, found)))
+    failures = cause_first(tuple(_with_effects(run, found, checked)))
     if expectation.case_class is CaseClass.HOSTILE and not run.contained:
         failures = tuple(replace(failure, severity=Severity.NOTE) for failure in failures)
     failed = any(failure.severity is Severity.FAILURE for failure in failures)
@@ -63,25 +63,36 @@ def _check_record(launch: Launch, flags: frozenset[str]) -> None:
         raise ValueError("a launch of a checked build came without its record")
 
 
-def _with_effects(expectation: Expectation, found: dict[str, Failure]) -> list[Failure]:
-    """Gives recorded faults the effect that the other judgements saw."""
-    seen = [
-        failure.details["effect"]
-        for failure in found.values()
-        if failure.judgement in ("output", "untouched") and "effect" in failure.details
-    ]
-    if not any(failure.judgement == "output" for failure in found.values()):
-        runs = expectation.expected.values()
-        must_write = any(expected.offsets.size for expected in runs)
-        seen.insert(
-            0, "every row that must be written is right" if must_write else "no row must be written"
-        )
-    if not any(failure.judgement == "untouched" for failure in found.values()):
-        seen.append("no forbidden byte changed")
-    effect = "; ".join(seen)
+def _with_effects(
+    run: Run, found: Mapping[str, Failure], checked: Mapping[str, int]
+) -> list[Failure]:
+    """Gives recorded faults the effect that the other judgements saw; nothing if none looked."""
+    if not (effect := _effect(run, found, checked)):
+        return list(found.values())
     return [
         replace(failure, details={**failure.details, "effect": effect})
         if failure.judgement in ("bounds", "overflow")
         else failure
         for failure in found.values()
     ]
+
+
+def _effect(run: Run, found: Mapping[str, Failure], checked: Mapping[str, int]) -> str:
+    """What `output` and `untouched` saw. One that did not look at every launch has seen nothing
+    wrong, which is not to say that nothing is."""
+    failed = {failure.judgement for failure in found.values()}
+    seen = [
+        failure.details["effect"]
+        for failure in found.values()
+        if failure.judgement in ("output", "untouched") and "effect" in failure.details
+    ]
+    all_finished = len(run.finished) == len(run.observation.launches)
+    if "output" in checked and "output" not in failed and all_finished:
+        runs = run.expectation.expected.values()
+        must_write = any(expected.offsets.size for expected in runs)
+        seen.insert(
+            0, "every row that must be written is right" if must_write else "no row must be written"
+        )
+    if "untouched" in checked and "untouched" not in failed:
+        seen.append("no forbidden byte changed")
+    return "; ".join(seen)

@@ -6,7 +6,8 @@ Decisions where contracts.md is open, for both operations:
 
 * A page has page_bytes bytes of payload, 1..2^31-1 and a multiple of element_bytes (1, 2, 4 or 8).
   Bases of caches, and strides that are not ignored, are multiples of element_bytes; both caches and
-  scratch have one dtype of that size. pairs is aligned to 8 bytes and has rank 2.
+  scratch have each any dtype of that size, since pages are moved as bytes. pairs is aligned to 8
+  bytes and has rank 2.
 * Ignored strides are never examined: those of a dimension of size <= 1.
 * A cache needs 0 bytes if one of its dimensions is 0; a cache that is written must nest. pairs
   needs 16 * num_pairs.

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
 
 from pagefuzz.oracles.cells import Cells
 from pagefuzz.oracles.expectation import Footprint, Refusal
@@ -58,8 +57,6 @@ class CopyBlocks(PageCopyOperation):
     )
     numbers = ("num_pairs", "num_layers", "num_pages")
     ranks = MappingProxyType({"cache": 3, "scratch": 1})
-    # A second launch reads what the first has written: pages move on.
-    relations: ClassVar[frozenset[str]] = PageCopyOperation.relations - {"repeat"}
 
     def caches(self, sizes: Mapping[str, int]) -> tuple[Cells, Cells]:
         dimensions = (

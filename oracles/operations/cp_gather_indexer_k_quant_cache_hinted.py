@@ -15,7 +15,8 @@ as its hint; rows that nobody covers may have any.
 Decisions where contracts.md is open, beside those of the operation without hints:
 
 * A row whose hint is wrong is not mapped in this form: it is written by nobody, and neither a table
-  entry nor a cache byte is readable on its account. All of starts and seq_starts stay readable.
+  entry nor a cache byte is readable on its account, so that a table entry which such rows alone
+  would look up is poison. All of starts and seq_starts stay readable.
 * Where starts decrease, a row >= m is claimed by the request that its hint names, if that request
   covers it, and by nobody else: each element is old or that request's.
 * token_to_seq is int32 of rank 1, aligned to 4, needs 4 * num_tokens bytes and is not optional.
@@ -115,6 +116,9 @@ class CpGatherIndexerKQuantCacheHinted(IndexerReferences):
             if "starts" in images:
                 starts = index_values.int32s(images["starts"])
             images[HINTS] = _hint_image(values[HINTS], _Covered.of(starts, sizes), sizes)
+            if sizes["num_requests"]:
+                rows = self.row_map(_with_images(plan, images))
+                images["block_table"] = self._table_image(values["block_table"], sizes, rows)
         return images
 
     # ---- the contract, vectorised ----------------------------------------------------------------
@@ -184,6 +188,14 @@ class CpGatherIndexerKQuantCacheHinted(IndexerReferences):
     def index_parts(self, plan: Plan) -> list[str]:
         hints = gather_text.table_text(plan.case.values[HINTS])
         return [*super().index_parts(plan), f"hints {hints}"]
+
+
+def _with_images(plan: Plan, images: Mapping[str, Image]) -> Plan:
+    buffers = {
+        name: replace(buffer, image=images.get(name, buffer.image))
+        for name, buffer in plan.buffers.items()
+    }
+    return Plan(plan.case, plan.arguments, buffers)
 
 
 def _hint_image(values: Values, covered: _Covered, sizes: Mapping[str, int]) -> Image:

@@ -196,8 +196,11 @@ class GatherAndMaybeDequantCache(EntryReferences):
             return None
         return FreeNans.of(rows, Dtype(plan.arguments["dst_dtype"]))
 
+    def reads_words(self, sizes: Mapping[str, int]) -> bool:
+        return sizes["kv_dtype"] in _CODES
+
     def word_footprints(self, plan: Plan) -> dict[str, Footprint]:
-        if plan.arguments["kv_dtype"] not in _CODES:
+        if not self.reads_words(plan.arguments):
             return {}
         return {"scale": Footprint(IntervalSet([0], [4]))}
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ci.tests.strategies.test_writing_operations import plain, strategy
 from ci.tests.writers.conftest import drawn
 
+from pagefuzz import check
 from pagefuzz.harness.check import Checker
 from pagefuzz.oracles.case import Case
-from pagefuzz.oracles.layout import Plan
+from pagefuzz.oracles.layout import Dtype, Plan
 from pagefuzz.oracles.page_copies import PageCopyOperation
 from pagefuzz.oracles.registry import operation, operations
 from pagefuzz.oracles.verdict import CaseClass, Outcome
@@ -19,6 +22,7 @@ from pagefuzz.strategies.reported import examples_for
 
 COPIES = [name for name, one in operations().items() if isinstance(one, PageCopyOperation)]
 LAUNCHED = 150
+PAYLOAD = ("src_cache", "dst_cache", "cache", "scratch")
 
 
 def test_there_are_two() -> None:
@@ -80,6 +84,47 @@ def test_pages_at_2_to_the_40_are_copied(name: str) -> None:
         verdict = checker.check(far(name))
         assert verdict.outcome is Outcome.CLEAN, (verdict.failures, verdict.not_run)
         assert verdict.checked["output"] == 2 * 16 * (4 if name == "copy_blocks" else 2)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_each_cache_may_have_any_dtype_of_the_elements_size(name: str) -> None:
+    """Pages are moved as bytes: only the size is examined, by the oracle and by the kernel."""
+    (case,) = examples_for(name).values()
+    case = replace(case, sizes={**case.sizes, "element_bytes": 2})
+    two, four = [Dtype.U16, Dtype.F16, Dtype.BF16], Dtype.F32
+    payload = [one.name for one in operation(name).buffers if one.name in PAYLOAD]
+    mixed = {f"{one}.dtype": int(dtype) for one, dtype in zip(payload, two, strict=False)}
+    wrong = {**mixed, f"{payload[-1]}.dtype": int(four)}
+    with Checker(name, "bundled:page") as checker:
+        for told, expected in ((mixed, CaseClass.IN_CONTRACT), (wrong, CaseClass.REFUSED)):
+            verdict = checker.check(replace(case, overrides=told))
+            assert verdict.clean, verdict.failures
+            assert verdict.case_class is expected
+
+
+THIRD_LAUNCH_MOVES_NOTHING = """operation = "copy_blocks"
+schedule = "page"
+breaks = "the third launch of a process moves no page"
+
+[[replace]]
+find = "const int status = make_moves(a, order, message);"
+with = "static int n = 0; const int status = ++n == 3 ? PF_OK : make_moves(a, order, message);"
+"""
+
+
+def test_a_copy_within_a_cache_is_repeated(tmp_path: Path) -> None:
+    """Once, into fresh memory: what changes from launch to launch is seen, and nothing else."""
+    twin = tmp_path / "third.toml"
+    twin.write_text(THIRD_LAUNCH_MOVES_NOTHING)
+    (case,) = examples_for("copy_blocks").values()
+    repeated = replace(case, relations=("repeat",))
+    verdict = check(repeated, "bundled:page", build="release")
+    assert verdict.clean, verdict.failures
+    assert verdict.launches == 3
+    assert verdict.checked["repeat"] > 0
+    verdict = check(repeated, f"twin:{twin}", build="release")
+    assert [failure.identity for failure in verdict.failures] == ["repeat:cache"]
+    assert check(case, f"twin:{twin}", build="release").clean
 
 
 def moved(plan: Plan, buffer: str, at: int) -> str:

@@ -83,9 +83,11 @@ def test_layers_of_a_triton_kernel() -> None:
     assert found == EVERYWHERE | {"guard pages", "checked build", "compilation keys"}
 
 
-def test_an_operation_that_is_not_repeated() -> None:
-    """Pages that are copied in place are read again: no repeats are asked for."""
-    assert "repeats" not in in_force(operation("copy_blocks"), flags_of("host", "checked"))
+@pytest.mark.parametrize("backend", ["host", "cuda"])
+def test_a_copy_within_a_cache_is_repeated_too(backend: str) -> None:
+    """Whatever it runs on: nobody chooses the order of a GPU, where repeats are all that is left to
+    show a race between its waves."""
+    assert "repeats" in in_force(operation("copy_blocks"), flags_of(backend, "checked"))
 
 
 def test_every_layer_examines_what_it_is_asked_to() -> None:

@@ -52,7 +52,6 @@ WRITERS = {
 COPIES = {"copy_blocks", "swap_blocks"}
 #: Judgement -> operations whose cases give it nothing, and why.
 NOTHING_TO_EXAMINE = {
-    "repeat": ({"copy_blocks"}, "its second launch reads what the first has written"),
     "splitting": (WRITERS | COPIES, "tokens and pairs belong to no request"),
     "widening": (WRITERS | COPIES, "slots and pairs, not a block table"),
     "renaming": (COPIES, "pairs name pages on both sides, and order matters"),

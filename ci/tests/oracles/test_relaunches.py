@@ -146,11 +146,68 @@ def test_a_barrier_fault_in_another_order_is_one_of_the_launch(
     assert all("in reverse order" in one.details["means"] for one in found)
 
 
-def test_a_copy_within_a_cache_is_not_repeated() -> None:
-    """It reads what it wrote: a second launch is another operation."""
+@pytest.fixture
+def copy_case() -> Case:
+    """Four pages in two layers: a chain 0 -> 1 -> 3, a page to itself, and counters."""
+    sizes = {
+        "num_pairs": 3,
+        "num_layers": 2,
+        "num_pages": 4,
+        "layer_stride_bytes": 80,
+        "page_stride_bytes": 20,
+        "page_bytes": 16,
+        "element_bytes": 4,
+    }
+    values = {"pairs": Values.literal(0, 1, 1, 3, 2, 2), "counts": Values.literal(5, 7)}
+    return Case("copy_blocks", sizes, values, seed=5)
+
+
+def test_every_operation_is_launched_again() -> None:
+    """In another order, and as it is."""
     from pagefuzz.oracles.registry import operations
 
-    without = {n for n, one in operations().items() if "repeat" not in one.relations}
-    assert without == {"copy_blocks"}
-    assert all("order" in one.relations for one in operations().values())
+    assert all(set(RELAUNCHES) <= one.relations for one in operations().values())
     assert set(RELAUNCHES) <= set(relation_judgements())
+
+
+def test_a_copy_within_a_cache_is_repeated_once(copy_case: Case, bench: MakeBench) -> None:
+    """Into fresh memory: a launch into the output of the one before would copy other pages."""
+    run = bench(replace(copy_case, relations=("repeat",))).run()
+    assert [one.derived.in_a_row for one in run.observation.related] == [1]
+    verdict = judge(run)
+    assert verdict.clean, verdict.failures
+    assert verdict.checked["repeat"] >= 4 * 16
+
+
+def test_a_repeat_of_a_copy_within_a_cache_that_differs(copy_case: Case, bench: MakeBench) -> None:
+    """A page that came too late, or a count that did not come, is told."""
+
+    def late(after: Memory) -> None:
+        after["cache"].restore(20 * 3, 16)
+
+    def uncounted(after: Memory) -> None:
+        after["counts"].put(0, b"\x99")
+
+    made = bench(replace(copy_case, relations=("repeat",)))
+    (failure,) = judge(made.run(related_change=late)).failures
+    assert failure.identity == "repeat:cache"
+    assert failure.details["means"].startswith("the same launch again")
+    found = judge(made.run(related_change=uncounted)).failures
+    assert "repeat:counts:padding" in {one.identity for one in found}
+
+
+def test_a_copy_to_another_cache_is_repeated_in_a_row(bench: MakeBench) -> None:
+    """It reads nothing that it writes."""
+    sizes = {
+        "num_pairs": 1,
+        "src_num_pages": 2,
+        "dst_num_pages": 2,
+        "src_page_stride_bytes": 16,
+        "dst_page_stride_bytes": 16,
+        "page_bytes": 16,
+        "element_bytes": 4,
+    }
+    case = Case("swap_blocks", sizes, {"pairs": Values.literal(0, 1)}, relations=("repeat",))
+    run = bench(case).run()
+    assert [one.derived.in_a_row for one in run.observation.related] == [1, 2, 3]
+    assert judge(run).clean
