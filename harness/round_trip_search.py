@@ -221,7 +221,7 @@ class Searched:
     not_run  reasons, by number of trips
     was_interrupted  by Ctrl-C and the like
     problem  why the finding is not as sure or as simple as it should be; "" if it is
-    totals   of those that were judged: cases, classes and what each detection layer examined
+    totals   of them: cases, those not run, classes and what each detection layer examined
     """
 
     trips: int
@@ -313,8 +313,7 @@ class Search:
         if self._smallest is None:
             self._result.trips += 1
             self._result.checked += verdict.checked.get(NAME, 0)
-            if verdict.outcome is not Outcome.NOT_RUN:
-                self._result.totals.add(_progress(verdict))
+            self._result.totals.add(_progress(verdict))
         if verdict.outcome is Outcome.NOT_RUN:
             seen = self._result.not_run
             seen[verdict.not_run] = seen.get(verdict.not_run, 0) + 1
@@ -429,6 +428,8 @@ class Search:
 
 
 def _progress(verdict: Verdict) -> Progress:
+    if verdict.outcome is Outcome.NOT_RUN:  # drawn all the same: layers had enough to examine
+        return Progress(not_run=1, reasons={verdict.not_run: 1})
     return Progress(
         cases=1,
         launches=verdict.launches,
