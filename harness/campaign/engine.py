@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -74,6 +74,7 @@ class Campaign:
     device         in words, for findings
     judgements     unit -> names of those that must have examined something by the end
     layers         unit -> names of the detection layers that must have, too
+    flags          unit -> those of its object, for findings
     findings       folder that findings go to
     """
 
@@ -90,6 +91,7 @@ class Campaign:
         device: str = "host",
         judgements: Mapping[str, Sequence[str]] = MappingProxyType({}),
         layers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        flags: Mapping[str, Collection[str]] = MappingProxyType({}),
         versions: Mapping[str, str] | None = None,
     ) -> None:
         if (cases is None) == (time_s is None):
@@ -108,6 +110,7 @@ class Campaign:
         self._findings = findings
         self._reporters = reporters
         self._judgements = judgements
+        self._flags = flags
         self._lanes: list[deque[Shard]]
         if time_s is not None:
             self._lanes = [deque(shards) for shards in time_bound(units, jobs, time_s)]
@@ -338,6 +341,7 @@ class Campaign:
             not_minimised=settled.not_minimised if settled else "",
             versions=self.versions,
             hang_after_s=self.options.hang_after_s,
+            flags=tuple(sorted(self._flags.get(unit.unit.name, ()))),
         )
 
     def _take_unended(self, unit: UnitResult, event: Unended) -> None:

@@ -13,7 +13,14 @@ from pathlib import Path
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.commands.each import exit_code_of_each
 from pagefuzz.harness.commands.selection import selected_subjects
-from pagefuzz.harness.findings import Finding, cause, describe_case, labelled, load_finding
+from pagefuzz.harness.findings import (
+    Finding,
+    built_text,
+    cause,
+    describe_case,
+    labelled,
+    load_finding,
+)
 from pagefuzz.harness.reporters.figures import screen_width
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError, load_case
@@ -70,7 +77,8 @@ def _replay_on(
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:
         verdict = checker.check(case)
-        where = f"{case.operation} · {subject} · {checker.backend} · {checker.build} build"
+        built = built_text(checker.backend, checker.build, checker.flags)
+        where = f"{case.operation} · {subject} · {checker.backend} · {built}"
         if verdict.outcome is Outcome.NOT_RUN:
             print(f"pagefuzz: {where}: the case was not run: {verdict.not_run}", file=sys.stderr)
             return 2
@@ -94,6 +102,7 @@ def _replay_on(
             case=case,
             verdict=verdict,
             hang_after_s=hang_after_s,
+            flags=tuple(sorted(checker.flags)),
         )
         print(now.text(width, path if finding else None))
         if finding is not None and now.identity != finding.identity:

@@ -144,6 +144,7 @@ def test_a_finding_from_fuzz_to_replay(cli, tmp_path):
     finding = load_finding(path)
     assert finding.case.sizes["num_requests"] <= 2
     assert (finding.repeats, finding.runs, finding.minimised) == (10, 10, True)
+    assert finding.flags == ("checked",)
     assert _summary(tmp_path / "out").findings[0].file == f"findings/{path.name}"
 
     shown = str(path.relative_to(tmp_path))
