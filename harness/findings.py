@@ -220,8 +220,11 @@ class Finding:
 
     # ---- as text ------------------------------------------------------------------------------
 
-    def text(self, width: int = 80, path: Path | None = None) -> str:
-        """The report, always in one order. `path` of the JSON file is for the rerun lines."""
+    def text(self, width: int = 80, path: Path | None = None, *, is_replay: bool = False) -> str:
+        """The report, always in one order. `path` of the JSON file is for the rerun lines.
+
+        is_replay  of one run, which knows nothing of others and of how the case came about
+        """
         failure = self.failure
         left = f"{failure.judgement.upper()}  {failure.title}"
         built = built_text(self.backend, self.build, self.flags)
@@ -231,7 +234,8 @@ class Finding:
         details = dict(failure.details)
         seen = details.pop("seen", "")
         fields += ordered(details)
-        fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, self._repeated())))))
+        repeated = "" if is_replay else self._repeated()
+        fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, repeated)))))
         lines = report_lines(left, right, fields, width)
         if path is not None:
             shown = shown_path(path)

@@ -95,8 +95,8 @@ class RoundTripFinding:
     def identity(self) -> str:
         return _identity(self.verdict)
 
-    def text(self, width: int = 80, path: Path | None = None) -> str:
-        """The report, its fields in the order of every finding's."""
+    def text(self, width: int = 80, path: Path | None = None, *, is_replay: bool = False) -> str:
+        """The report, its fields in the order of every finding's. is_replay: as of a `Finding`."""
         failure = cause(self.verdict)
         assert failure is not None, "a finding is of a verdict that failed"
         left = f"{failure.judgement.upper()}  {failure.title}"
@@ -113,7 +113,8 @@ class RoundTripFinding:
         fields.append(("", f"class: {self.verdict.case_class}"))
         fields += ordered(failure.details)
         others = [f.title for f in self.verdict.failures if f is not failure]
-        seen = [f"{NAME} (composition of contracts)", *others, repeated_text(self)]
+        seen = [f"{NAME} (composition of contracts)", *others]
+        seen += [] if is_replay else [repeated_text(self)]
         fields.append(("seen", "; ".join(seen)))
         lines = report_lines(left, right, fields, width)
         if path is not None:

@@ -104,7 +104,7 @@ def _replay_on(
             hang_after_s=hang_after_s,
             flags=tuple(sorted(checker.flags)),
         )
-        print(now.text(width, path if finding else None))
+        print(now.text(width, path if finding else None, is_replay=True))
         if finding is not None and now.identity != finding.identity:
             print(f"\n{_compared(finding, _named(now), width)}")
     return 1

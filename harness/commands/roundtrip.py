@@ -225,7 +225,7 @@ def _again_on(
             return 0
         now = RoundTripFinding.of(checker, trip, verdict)
         now = replace(now, hang_after_s=hang_after_s)
-        print(now.text(screen_width(), options.trip))
+        print(now.text(screen_width(), options.trip, is_replay=True))
     return 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from ci.tests.roundtrips.trips import COPY, MLA, copied, mla
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.cli import main
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.findings import Finding
 from pagefuzz.harness.round_trips import RoundTripChecker, _of_death
+from pagefuzz.oracles.case import load_case
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import CaseClass, Failure, Outcome, Verdict
 from pagefuzz.strategies.reported import examples_for
@@ -112,3 +115,25 @@ def test_round_trips(ends, capsys, trip_file, how, code, said):
     ends(RoundTripChecker, failed if how else agrees, KeyboardInterrupt())
     assert main(arguments) == code
     assert capsys.readouterr().err == "pagefuzz: interrupted before every subject was checked\n"
+
+
+def test_a_replay_tells_of_one_run(ends, capsys, tmp_path, case_file, trip_file):
+    """What it does not know, whether the case is minimal and how often it fails, it does not say;
+    the file does."""
+    ends(Checker, FAILED)
+    case = load_case(case_file)
+    options = {"build": "release", "minimised": True, "repeats": 10, "runs": 10}
+    known = Finding(OPERATION, "bundled:page", "host", "host", case=case, verdict=FAILED, **options)
+    assert "10 of 10 further runs failed the same way" in known.text(300)
+    on = ("--device", "host", "--build", "release", "--subject", "bundled:page")
+    for path in (known.save(tmp_path), case_file):
+        assert main(["replay", str(path), *on]) == 1
+        said = " ".join(capsys.readouterr().out.split())
+        assert "seen output (two fills against the reference); blind" in said
+        assert not re.search("repeated|minimised|further runs", said)
+    failure = _of_death(Death("SIGSEGV"), f"{MLA}/{COPY}")
+    ends(RoundTripChecker, Verdict(Outcome.FAILED, CaseClass.IN_CONTRACT, (failure,)))
+    assert main(["roundtrip", str(trip_file), *on[:4], "--reader", "bundled:page"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "seen round trip (composition of contracts) again" in said
+    assert not re.search("repeated|minimised|further runs", said)
