@@ -215,14 +215,14 @@ class Campaign:
     def _keep_running_case(self, runner: RunnerProcess) -> str:
         """Makes a case file of what a dead runner was checking, and says where it is; "" if that
         is not known."""
-        journal = running_case_file(self.options, runner.pid)
+        journal = running_case_file(runner.job, runner.pid)
         if journal is None or not journal.exists():
             return ""
         entry = last_entry(journal)
         journal.unlink()
         if entry is None:
             return ""
-        return self._keep_case(entry["case"], f"running-{runner.pid}")
+        return self._keep_case(entry["case"], f"running-{runner.pid}-{runner.job.token}")
 
     def _keep_case(self, case: Mapping[str, Any], name: str) -> str:
         """Stores it, and says where it is."""
