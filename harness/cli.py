@@ -47,6 +47,7 @@ _UNIT_BYTES = {"": 1} | {
     for i, base in (("i", 1024), ("", 1000))
 }
 _MOST_DIGITS = 20  # of 2^64
+_MOST_JOBS = 4096
 #: A disk, a quota or a file that is full, of whatever was to be written.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -117,7 +118,14 @@ def size_bytes(text: str) -> int:
 
 def jobs(text: str) -> int | None:
     """None: as many as suit the device."""
-    return None if text == "auto" else positive(text)
+    return None if text == "auto" else job_count(text)
+
+
+def job_count(text: str) -> int:
+    """Of processes or threads; more than any machine lets run would fail in less clear ways."""
+    if (count := positive(text)) > _MOST_JOBS:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} must be at most {_MOST_JOBS:,}")
+    return count
 
 
 def parser() -> argparse.ArgumentParser:
@@ -310,7 +318,7 @@ def _add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--skip", type=natural, default=0, metavar="N", help="leave out the first N of these cases"
     )
     matrix.add_argument(
-        "--jobs", type=positive, default=1, metavar="N", help="launches at a time; default: 1"
+        "--jobs", type=job_count, default=1, metavar="N", help="launches at a time; default: 1"
     )
     matrix.add_argument(
         "--layer", action="append", metavar="L", help="guard, diff or checked; default: all"

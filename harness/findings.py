@@ -13,7 +13,7 @@ import re
 import shlex
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +68,19 @@ def cause(verdict: Verdict) -> Failure | None:
     return next((f for f in verdict.failures if f.severity is Severity.FAILURE), None)
 
 
+def built_text(backend: str, build: str, flags: Collection[str]) -> str:
+    """What an object was built as: "checked build", "triton build (not checked)".
+
+    build  what was asked for; flags  of the object, as of a `Finding`
+    """
+    asked = set(build.split(","))
+    has = set(flags) - {backend} if flags else asked
+    if has == asked:
+        return f"{build} build"
+    missing = sorted(asked - has - {"release"})
+    return f"{','.join(sorted(has))} build" + (f" (not {','.join(missing)})" if missing else "")
+
+
 def identity_of(verdict: Verdict) -> str:
     """What makes two failing cases the same finding; empty if the verdict did not fail.
 
@@ -92,6 +105,9 @@ class Finding:
     repeats     how many of `runs` further runs of the case failed in the same way
     hang_after_s  after which a launch was a hang, if somebody asked for a time; else None
     repeats_hang_after_s  the same in the further runs, if they were given less; else None
+    build       flags that were asked for
+    flags       of the object, which may be others: no Triton kernel is checked on a GPU; () if
+                they are not known
     """
 
     operation: str
@@ -108,6 +124,7 @@ class Finding:
     hang_after_s: float | None = None
     repeats_hang_after_s: float | None = None
     not_minimised: str = ""
+    flags: tuple[str, ...] = ()
 
     @property
     def failure(self) -> Failure:
@@ -150,6 +167,7 @@ class Finding:
             "backend": self.backend,
             "device": self.device,
             "build": self.build,
+            "flags": list(self.flags),
             "case": self.case.to_json(),
             "verdict": self.verdict.to_json(),
             "minimised": self.minimised,
@@ -187,6 +205,7 @@ class Finding:
                 hang_after_s=patience_of(data, "hang_after_s"),
                 repeats_hang_after_s=patience_of(data, "repeats_hang_after_s"),
                 not_minimised=str(data.get("not_minimised", "")),
+                flags=_names_in(data, "flags"),
             )
             _ = finding.failure
         except KeyError as error:
@@ -201,17 +220,22 @@ class Finding:
 
     # ---- as text ------------------------------------------------------------------------------
 
-    def text(self, width: int = 80, path: Path | None = None) -> str:
-        """The report, always in one order. `path` of the JSON file is for the rerun lines."""
+    def text(self, width: int = 80, path: Path | None = None, *, is_replay: bool = False) -> str:
+        """The report, always in one order. `path` of the JSON file is for the rerun lines.
+
+        is_replay  of one run, which knows nothing of others and of how the case came about
+        """
         failure = self.failure
         left = f"{failure.judgement.upper()}  {failure.title}"
-        right = f"{self.operation} · {self.subject} · {self.backend} · {self.build} build"
+        built = built_text(self.backend, self.build, self.flags)
+        right = f"{self.operation} · {self.subject} · {self.backend} · {built}"
         case_class = str(self.verdict.case_class or "unknown")
         fields = [("case", f"{describe_case(self.case)}   class: {case_class}")]
         details = dict(failure.details)
         seen = details.pop("seen", "")
         fields += ordered(details)
-        fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, self._repeated())))))
+        repeated = "" if is_replay else self._repeated()
+        fields.append(("seen", "; ".join(filter(None, (self._seen(), seen, repeated)))))
         lines = report_lines(left, right, fields, width)
         if path is not None:
             shown = shown_path(path)
@@ -238,7 +262,7 @@ class Finding:
     def _seen(self) -> str:
         """Who saw the case fail, who looked and saw nothing, and who could not look."""
 
-        checked = "checked" in self.build
+        checked = "checked" in (self.flags or self.build.split(","))
 
         def named(judgement: str) -> str:
             layer = LAYERS.get(judgement)
@@ -251,13 +275,14 @@ class Finding:
         blind = [
             name
             for name in ("bounds", "overflow")
-            if name not in saw and name not in self.verdict.checked and not checked
+            if name not in saw and name not in self.verdict.checked
         ]
         parts = [", ".join(named(name) for name in saw)]
         if silent:
             parts.append(f"looked and saw nothing: {', '.join(silent)}")
         if blind:
-            parts.append(f"blind without a checked build: {', '.join(blind)}")
+            why = "" if checked else " without a checked build"
+            parts.append(f"blind{why}: {', '.join(blind)}")
         return "; ".join(parts)
 
     def _repeated(self) -> str:
@@ -301,7 +326,8 @@ class Finding:
 
     def _test(self, path: Path) -> str:
         title = f"{self.failure.judgement.upper()} {self.failure.title}"
-        where = f"{self.operation}, {self.subject}, {self.backend}, {self.build} build"
+        built = built_text(self.backend, self.build, self.flags)
+        where = f"{self.operation}, {self.subject}, {self.backend}, {built}"
         doc = "\n".join(textwrap.wrap(f"{title} ({where}).".replace("\\", "/"), 96))
         return f'''"""{doc.replace('"', "'")}"""
 
@@ -424,6 +450,14 @@ def patience_of(data: Mapping[str, Any], name: str = "hang_after_s") -> float | 
             f"got {value!r:.60}"
         )
     return float(value)
+
+
+def _names_in(data: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """A list of a finding's file; a file from before there was such a field has none."""
+    value = data.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{name} must be a list of names, got {value!r:.60}")
+    return tuple(value)
 
 
 def _what(failure: Failure, operation: str) -> str:

@@ -95,8 +95,8 @@ class RoundTripFinding:
     def identity(self) -> str:
         return _identity(self.verdict)
 
-    def text(self, width: int = 80, path: Path | None = None) -> str:
-        """The report, its fields in the order of every finding's."""
+    def text(self, width: int = 80, path: Path | None = None, *, is_replay: bool = False) -> str:
+        """The report, its fields in the order of every finding's. is_replay: as of a `Finding`."""
         failure = cause(self.verdict)
         assert failure is not None, "a finding is of a verdict that failed"
         left = f"{failure.judgement.upper()}  {failure.title}"
@@ -113,7 +113,8 @@ class RoundTripFinding:
         fields.append(("", f"class: {self.verdict.case_class}"))
         fields += ordered(failure.details)
         others = [f.title for f in self.verdict.failures if f is not failure]
-        seen = [f"{NAME} (composition of contracts)", *others, repeated_text(self)]
+        seen = [f"{NAME} (composition of contracts)", *others]
+        seen += [] if is_replay else [repeated_text(self)]
         fields.append(("seen", "; ".join(seen)))
         lines = report_lines(left, right, fields, width)
         if path is not None:
@@ -221,7 +222,7 @@ class Searched:
     not_run  reasons, by number of trips
     was_interrupted  by Ctrl-C and the like
     problem  why the finding is not as sure or as simple as it should be; "" if it is
-    totals   of those that were judged: cases, classes and what each detection layer examined
+    totals   of them: cases, those not run, classes and what each detection layer examined
     """
 
     trips: int
@@ -313,8 +314,7 @@ class Search:
         if self._smallest is None:
             self._result.trips += 1
             self._result.checked += verdict.checked.get(NAME, 0)
-            if verdict.outcome is not Outcome.NOT_RUN:
-                self._result.totals.add(_progress(verdict))
+            self._result.totals.add(_progress(verdict))
         if verdict.outcome is Outcome.NOT_RUN:
             seen = self._result.not_run
             seen[verdict.not_run] = seen.get(verdict.not_run, 0) + 1
@@ -429,6 +429,8 @@ class Search:
 
 
 def _progress(verdict: Verdict) -> Progress:
+    if verdict.outcome is Outcome.NOT_RUN:  # drawn all the same: layers had enough to examine
+        return Progress(not_run=1, reasons={verdict.not_run: 1})
     return Progress(
         cases=1,
         launches=verdict.launches,

@@ -157,28 +157,37 @@ class Runner:
         them.
 
         Raises `CaseError`, `CannotCheckError` or, when the device is lost, `DeviceFaultError`. A
-        case for which there is no memory is answered as not run.
+        case for which there is no memory is answered as not run; so is one of which a related
+        launch has none, unless those that were made show a failure.
         """
         relations = relation.asked_for(case, self._operation)
         plan = self._operation.plan(case)
         expectation = self._operation.expect(plan)
         try:
             launches = self._launches(plan, expectation, FILLS, injection)
-            related = tuple(self._related(plan, expectation, relations))
         except (DoesNotFitError, MemoryError) as error:
-            reason = str(error) or "the case does not fit into this machine's memory"
-            return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=reason))
+            short = _shortage(error)
+            return Answer(Verdict(Outcome.NOT_RUN, expectation.case_class, not_run=short))
+        related: list[Related] = []
+        short = ""
+        try:
+            for one in self._related(plan, expectation, relations):
+                related.append(one)
+        except (DoesNotFitError, MemoryError) as error:  # what was launched until then counts
+            short = _shortage(error)
         observation = Observation(
             self._assignment.backend,
             self._assignment.build,
             launches,
-            related=related,
+            related=tuple(related),
             compilations=self._object.compilations(),
         )
         contained = self._assignment.promises_containment
         run = Run(self._operation, plan, expectation, observation, contained=contained)
         verdict = judging.judge(run)
         verdict = replace(verdict, layers=layers.examined(run, verdict.checked))
+        if short and verdict.outcome is not Outcome.FAILED:
+            return Answer(replace(verdict, outcome=Outcome.NOT_RUN, not_run=short))
         fixed = fixed_bytes(plan, expectation, launches) if with_fixed_bytes else None
         return Answer(verdict, fixed)
 
@@ -284,6 +293,10 @@ class Runner:
         if "coverage" in self._object.flags:
             self._object.dump_coverage()
         self._arena.close()
+
+
+def _shortage(error: DoesNotFitError | MemoryError) -> str:
+    return str(error) or "the case does not fit into this machine's memory"
 
 
 def loaded(assignment: Assignment) -> tuple[LaunchObject, Scan]:

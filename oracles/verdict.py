@@ -85,7 +85,7 @@ class Verdict:
     checked     judgement -> amount it examined, in that judgement's unit; a judgement that did not
                 apply is missing
     launches    how many launches were made
-    not_run     why nothing was judged, if so
+    not_run     why nothing was judged, or not every launch that was to be made, if so
     counters    figures for Hypothesis' statistics, such as the distance to an overflow boundary
     layers      detection layer -> (launches, amount) that it examined; the harness knows
     """

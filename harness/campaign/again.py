@@ -17,7 +17,7 @@ from pagefuzz.harness.findings import TIME_WAS_UP
 from pagefuzz.harness.patience import SHORTEST_S
 from pagefuzz.oracles.case import CaseError
 from pagefuzz.oracles.judgements.hang import HANG
-from pagefuzz.oracles.verdict import Verdict
+from pagefuzz.oracles.verdict import Outcome, Verdict
 
 #: Further runs of a minimised case.
 REPEATS = 10
@@ -134,6 +134,8 @@ class Timed:
             return None, TIME_WAS_UP
         if is_same(verdict):
             return verdict, ""
+        if verdict.outcome is Outcome.NOT_RUN:
+            return None, f"a simpler case that seemed to hang was not run again: {verdict.not_run}"
         given = f"when it was given {self.asked_s:g} s"
         return None, f"a simpler case that seemed to hang came back {given}"
 
@@ -159,10 +161,10 @@ class Timed:
         hang     whether that is a hang
         """
         left_s = left_s or seconds_left(longest_repeats_s(hang=hang))
-        repeats = runs = 0
+        repeats = runs = not_run = 0
         given_s = self.little_s if hang else self.asked_s
-        problem = ""
-        while runs < REPEATS and (limit_s := left_s()) > 0:
+        problem = why_not = ""
+        while runs + not_run < REPEATS and (limit_s := left_s()) > 0:
             try:
                 self._checker.restart()
                 verdict = self.verdict(check, limit_s, given_s)
@@ -171,8 +173,13 @@ class Timed:
                 break
             if verdict is None:
                 break
+            if verdict.outcome is Outcome.NOT_RUN:  # neither failed nor passed
+                not_run, why_not = not_run + 1, verdict.not_run
+                continue
             runs += 1
             repeats += is_same(verdict)
+        if not_run and not problem:
+            problem = f"a finding was repeated {runs} times only: {not_run} not run: {why_not}"
         less = given_s if given_s < self.asked_s else None
         return Repeated(repeats, runs, less, problem)
 

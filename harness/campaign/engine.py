@@ -8,13 +8,14 @@ import json
 import os
 import selectors
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TextIO
 
 from pagefuzz.harness.campaign.candidate import Candidate
 from pagefuzz.harness.campaign.events import (
@@ -46,18 +47,20 @@ from pagefuzz.harness.workers.journal import last_entry
 TICK_S = 0.2
 
 
-def _leave_the_terminal() -> None:
-    """What is still to be printed goes nowhere, instead of raising errors."""
+def _leave_lost_streams() -> None:
+    """What is still to be printed there goes nowhere, instead of raising errors."""
     null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if not _can_write(stream):
-            os.dup2(null, stream)
+    for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
+        if not _can_write(number, stream):
+            os.dup2(null, number)
     os.close(null)
 
 
-def _can_write(stream: int) -> bool:
+def _can_write(number: int, stream: TextIO | None) -> bool:
     try:
-        os.write(stream, b"")
+        os.write(number, b"")  # a closed terminal
+        if stream is not None:
+            stream.flush()  # a full disk or a closed pipe: what could not be written is still there
     except OSError:
         return False
     return True
@@ -71,6 +74,7 @@ class Campaign:
     device         in words, for findings
     judgements     unit -> names of those that must have examined something by the end
     layers         unit -> names of the detection layers that must have, too
+    flags          unit -> those of its object, for findings
     findings       folder that findings go to
     """
 
@@ -87,6 +91,7 @@ class Campaign:
         device: str = "host",
         judgements: Mapping[str, Sequence[str]] = MappingProxyType({}),
         layers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        flags: Mapping[str, Collection[str]] = MappingProxyType({}),
         versions: Mapping[str, str] | None = None,
     ) -> None:
         if (cases is None) == (time_s is None):
@@ -105,6 +110,7 @@ class Campaign:
         self._findings = findings
         self._reporters = reporters
         self._judgements = judgements
+        self._flags = flags
         self._lanes: list[deque[Shard]]
         if time_s is not None:
             self._lanes = [deque(shards) for shards in time_bound(units, jobs, time_s)]
@@ -139,9 +145,16 @@ class Campaign:
             try:
                 what(reporter)
             except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                _leave_the_terminal()  # it was closed; other reporters write files
+                _leave_lost_streams()  # other reporters write files
+                if error.errno != errno.EIO:  # a terminal that was closed tells by a signal
+                    self._add_lost_output(error)
+
+    def _add_lost_output(self, error: OSError) -> None:
+        """The run goes on to its summary; that nobody could read along is told once."""
+        sentence = f"cannot write {error.filename or 'the output'}: {error.strerror or error}"
+        if sentence not in self.result.problems:
+            self.result.problems.append(sentence)
+            self._tell(lambda reporter: reporter.problem(self, sentence, ""))
 
     # ---- runners ------------------------------------------------------------------------------
 
@@ -153,11 +166,27 @@ class Campaign:
             deadline = None if shard.end_s is None else self._began + shard.end_s
             if deadline is not None and deadline <= time.monotonic():
                 continue
-            runner = RunnerProcess(Job(shard, self.options, deadline))
+            try:
+                runner = RunnerProcess(Job(shard, self.options, deadline))
+            except OSError as error:
+                self._close(lane, shard, error)
+                continue
             self._running[lane] = runner
             self._unit(runner).running += 1
             selector.register(runner.handle, selectors.EVENT_READ, lane)
         return any(self._lanes)
+
+    def _close(self, lane: int, shard: Shard, error: OSError) -> None:
+        """Starts no further runner there: this machine did not let the one of that shard start.
+        Others go on, also with what is left where they share it."""
+        lost = [shard]
+        if self.time_s is not None or not self._running:
+            lost += self._lanes[lane]
+            self._lanes[lane].clear()
+        self._lanes[lane] = deque()
+        for name in dict.fromkeys(shard.unit.name for shard in lost):
+            why = f"a runner could not be started: {error.strerror or error}"
+            self._add_problem(self.result.units[name], f"{name}: {why}")
 
     def _unit(self, runner: RunnerProcess) -> UnitResult:
         return self.result.units[runner.job.shard.unit.name]
@@ -186,14 +215,14 @@ class Campaign:
     def _keep_running_case(self, runner: RunnerProcess) -> str:
         """Makes a case file of what a dead runner was checking, and says where it is; "" if that
         is not known."""
-        journal = running_case_file(self.options, runner.pid)
+        journal = running_case_file(runner.job, runner.pid)
         if journal is None or not journal.exists():
             return ""
         entry = last_entry(journal)
         journal.unlink()
         if entry is None:
             return ""
-        return self._keep_case(entry["case"], f"running-{runner.pid}")
+        return self._keep_case(entry["case"], f"running-{runner.pid}-{runner.job.token}")
 
     def _keep_case(self, case: Mapping[str, Any], name: str) -> str:
         """Stores it, and says where it is."""
@@ -312,6 +341,7 @@ class Campaign:
             not_minimised=settled.not_minimised if settled else "",
             versions=self.versions,
             hang_after_s=self.options.hang_after_s,
+            flags=tuple(sorted(self._flags.get(unit.unit.name, ()))),
         )
 
     def _take_unended(self, unit: UnitResult, event: Unended) -> None:

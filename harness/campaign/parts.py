@@ -43,7 +43,7 @@ def open_checker(job: Job) -> Iterator[CaseChecker]:
         options.backend,
         options.build,
         timeout_s=options.hang_after_s,
-        journal=running_case_file(options, os.getpid()),
+        journal=running_case_file(job, os.getpid()),
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory_bytes,
     ) as checker:

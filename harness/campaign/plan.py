@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
 from pagefuzz.harness.profiles import SHARD_CASES
+from pagefuzz.harness.workers.journal import new_token, path_of
 
 #: How long a runner may take to end after its time is up, or after it was asked to stop.
 GRACE_S = 15.0
@@ -60,13 +61,6 @@ class Options:
     parts: str = "pagefuzz.harness.campaign.parts"
 
 
-def running_case_file(options: Options, runner_pid: int) -> Path | None:
-    """Where a runner keeps the case that it is checking, so that it survives the runner."""
-    if options.cache is None:
-        return None
-    return Path(options.cache) / "journals" / f"runner-{runner_pid}.jsonl"
-
-
 @dataclass(frozen=True)
 class Shard:
     """The part of a unit that one runner process works off.
@@ -91,11 +85,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Job:
-    """What a runner process reads: a shard, the options, and the clock time of its end."""
+    """What a runner process reads: a shard, the options, and the clock time of its end.
+
+    token  of this runner alone, in the name of its running case's file
+    """
 
     shard: Shard
     options: Options
     deadline: float | None  # of time.monotonic(), which is one clock for all processes
+    token: str = field(default_factory=new_token)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,7 +102,15 @@ class Job:
     def from_json(cls, data: dict[str, Any]) -> Job:
         shard = dict(data["shard"])
         shard["unit"] = Unit(**shard["unit"])
-        return cls(Shard(**shard), Options(**data["options"]), data["deadline"])
+        return cls(Shard(**shard), Options(**data["options"]), data["deadline"], data["token"])
+
+
+def running_case_file(job: Job, runner_pid: int) -> Path | None:
+    """Where the runner of a job keeps the case that it is checking, so that it survives the
+    runner."""
+    if job.options.cache is None:
+        return None
+    return path_of(Path(job.options.cache) / "journals", runner_pid, job.token)
 
 
 def count_bound(units: Sequence[Unit], cases: int) -> list[Shard]:

@@ -20,25 +20,30 @@ class RunnerProcess:
     """`handle` is readable when events have arrived."""
 
     def __init__(self, job: Job) -> None:
+        """Raises `OSError` if the machine does not let it start."""
         self.job = job
         self.done: Done | None = None
         self._unread = b""
         self._kill_at = None if job.deadline is None else job.deadline + GRACE_S
         self._killed = self._overdue = self._stopped = False
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
-        self.handle, theirs = os.pipe()
-        try:
-            os.set_blocking(self.handle, False)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pagefuzz.harness.campaign.runner", str(theirs)],
-                stdin=subprocess.PIPE,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=(theirs,),
-                start_new_session=True,  # Ctrl-C is for the command line, which stops its runners
-            )
-        finally:
-            os.close(theirs)
+        with contextlib.ExitStack() as unless_started:
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `bury`
+            unless_started.enter_context(self._stderr)
+            self.handle, theirs = os.pipe()
+            unless_started.callback(os.close, self.handle)
+            try:
+                os.set_blocking(self.handle, False)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "pagefuzz.harness.campaign.runner", str(theirs)],
+                    stdin=subprocess.PIPE,
+                    stdout=self._stderr,
+                    stderr=self._stderr,
+                    pass_fds=(theirs,),
+                    start_new_session=True,  # Ctrl-C is for the command line: it stops its runners
+                )
+            finally:
+                os.close(theirs)
+            unless_started.pop_all()
         self._write(json.dumps(job.to_json()))
 
     @property

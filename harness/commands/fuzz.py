@@ -128,6 +128,7 @@ def fuzz(options: argparse.Namespace, command: Sequence[str]) -> int:
             for unit in units
             if unit.name in flags
         },
+        flags=flags,
         versions=found_versions,
     )
     try:

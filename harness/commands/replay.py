@@ -7,11 +7,20 @@ import json
 import shlex
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 from pagefuzz.harness.check import Checker
+from pagefuzz.harness.commands.each import exit_code_of_each
 from pagefuzz.harness.commands.selection import selected_subjects
-from pagefuzz.harness.findings import Finding, cause, describe_case, labelled, load_finding
+from pagefuzz.harness.findings import (
+    Finding,
+    built_text,
+    cause,
+    describe_case,
+    labelled,
+    load_finding,
+)
 from pagefuzz.harness.reporters.figures import screen_width
 from pagefuzz.oracles import registry
 from pagefuzz.oracles.case import Case, CaseError, load_case
@@ -19,7 +28,8 @@ from pagefuzz.oracles.verdict import Outcome
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Returns the exit code: 1 if the case fails on any subject, else 2 if it was not run."""
+    """Returns the exit code: 1 if the case fails on any subject, else 2 if it was not run on
+    one."""
     path: Path = options.case
     case, finding = _read(path)
     if tool := options.sanitizer or (finding.sanitizer if finding else ""):
@@ -34,13 +44,16 @@ def replay(options: argparse.Namespace) -> int:
     subject = options.subject or (finding.subject if finding else None)
     names = None if subject is None else [subject]
     try:
-        codes = [
-            _replay_on(case, chosen.name, device, build, finding, options)
-            for chosen in selected_subjects([case.operation], names)
-        ]
+        return exit_code_of_each(
+            {
+                f"{case.operation}/{chosen.name}": partial(
+                    _replay_on, case, chosen.name, device, build, finding, options
+                )
+                for chosen in selected_subjects([case.operation], names)
+            }
+        )
     except CaseError as error:  # what the operation makes of it
         raise CaseError(f"{path}: {error}") from None
-    return 1 if 1 in codes else max(codes)
 
 
 def _replay_on(
@@ -64,7 +77,8 @@ def _replay_on(
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:
         verdict = checker.check(case)
-        where = f"{case.operation} · {subject} · {checker.backend} · {checker.build} build"
+        built = built_text(checker.backend, checker.build, checker.flags)
+        where = f"{case.operation} · {subject} · {checker.backend} · {built}"
         if verdict.outcome is Outcome.NOT_RUN:
             print(f"pagefuzz: {where}: the case was not run: {verdict.not_run}", file=sys.stderr)
             return 2
@@ -88,8 +102,9 @@ def _replay_on(
             case=case,
             verdict=verdict,
             hang_after_s=hang_after_s,
+            flags=tuple(sorted(checker.flags)),
         )
-        print(now.text(width, path if finding else None))
+        print(now.text(width, path if finding else None, is_replay=True))
         if finding is not None and now.identity != finding.identity:
             print(f"\n{_compared(finding, _named(now), width)}")
     return 1

@@ -7,12 +7,14 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pagefuzz.harness import subjects
 from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.campaign.result import UnitResult
+from pagefuzz.harness.commands.each import exit_code_of_each
 from pagefuzz.harness.commands.fuzz import make_folder
 from pagefuzz.harness.devices import resolve_device
 from pagefuzz.harness.errors import CannotCheckError
@@ -20,9 +22,9 @@ from pagefuzz.harness.findings import cause
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.reporters.ending import layer_table, memory_lines
 from pagefuzz.harness.reporters.figures import screen_width, shown_subjects
-from pagefuzz.harness.round_trip_search import RoundTripFinding, Search, known_of
+from pagefuzz.harness.round_trip_search import Known, RoundTripFinding, Search, known_of
 from pagefuzz.harness.round_trips import MOVER, RoundTripChecker, movers_of
-from pagefuzz.oracles.round_trip import load_round_trip
+from pagefuzz.oracles.round_trip import RoundTrip, load_round_trip
 from pagefuzz.oracles.verdict import Outcome
 from pagefuzz.oracles.wording import count_text, unknown_text
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
@@ -195,31 +197,36 @@ def _again(options: argparse.Namespace) -> int:
         raise CannotCheckError(f"{path} is one round trip: leave --{unused[0]} out")
     trip = load_round_trip(path)
     known = known_of(path)
-    hang_after_s = options.hang_after or (known.hang_after_s if known else None)
-    codes = []
-    for unit in _units(
+    units = _units(
         [trip.pair],
         options.writer or ([known.writer] if known else None),
         options.mover or (known.mover if known else None),
         options.reader or ([known.reader] if known else None),
-    ):
-        device = options.device or (known.backend if known else "auto")
-        build = options.build or (known.build if known else "checked")
-        with _checker(unit, device, build, options, hang_after_s) as checker:
-            verdict = checker.check(trip)
-            where = f"{unit} · {checker.backend} · {checker.build} build"
-            if verdict.outcome is Outcome.NOT_RUN:
-                print(f"pagefuzz: {where}: not run: {verdict.not_run}", file=sys.stderr)
-                codes.append(2)
-            elif cause(verdict) is None:
-                print(f"{where}: agree")
-                codes.append(0)
-            else:
-                now = RoundTripFinding.of(checker, trip, verdict)
-                now = replace(now, hang_after_s=hang_after_s)
-                print(now.text(screen_width(), path))
-                codes.append(1)
-    return 1 if 1 in codes else max(codes)
+    )
+    return exit_code_of_each(
+        {str(unit): partial(_again_on, unit, trip, known, options) for unit in units}
+    )
+
+
+def _again_on(
+    unit: _Unit, trip: RoundTrip, known: Known | None, options: argparse.Namespace
+) -> int:
+    hang_after_s = options.hang_after or (known.hang_after_s if known else None)
+    device = options.device or (known.backend if known else "auto")
+    build = options.build or (known.build if known else "checked")
+    with _checker(unit, device, build, options, hang_after_s) as checker:
+        verdict = checker.check(trip)
+        where = f"{unit} · {checker.backend} · {checker.build} build"
+        if verdict.outcome is Outcome.NOT_RUN:
+            print(f"pagefuzz: {where}: not run: {verdict.not_run}", file=sys.stderr)
+            return 2
+        if cause(verdict) is None:
+            print(f"{where}: agree")
+            return 0
+        now = RoundTripFinding.of(checker, trip, verdict)
+        now = replace(now, hang_after_s=hang_after_s)
+        print(now.text(screen_width(), options.trip, is_replay=True))
+    return 1
 
 
 def _units(

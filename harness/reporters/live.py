@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,18 +30,30 @@ class LiveReporter(PlainReporter):
         self._live: Live | None = None
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(text))  # above the table, if there is one
+        # Above the table, if there is one. Lines are as long as they are meant to be: a path that
+        # is folded cannot be pasted.
+        self._console.print(Text(text), soft_wrap=True)
 
     def begin(self, campaign: Campaign) -> None:
         super().begin(campaign)
         self._live = Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stderr=True
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),  # what goes to a file disturbs no table
         )
         self._live.start()
 
     def tick(self, campaign: Campaign) -> None:
         if self._live is not None:
             self._live.update(self._picture(campaign), refresh=True)
+
+    def problem(self, campaign: Campaign, message: str, detail: str) -> None:
+        if not sys.stderr.isatty():
+            super().problem(campaign, message, detail)
+            return
+        # Standard error is redirected to there, but folded.
+        self._print("\n".join(filter(None, (f"pagefuzz: {message}", detail))))
 
     def end(self, campaign: Campaign) -> None:
         if self._live is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ from pagefuzz.harness.errors import CannotCheckError
 
 _LIMIT_BYTES = 2**20
 _KEPT = 20
-_numbers = itertools.count(1)
 
 
 class Recorded(Protocol):
@@ -88,7 +87,17 @@ def new_path(folder: Path) -> Path:
     """For a journal of this process; of those that others left behind only the newest are kept."""
     for old in sorted(left_behind(folder), key=_changed_at, reverse=True)[_KEPT:]:
         old.unlink(missing_ok=True)
-    return folder / f"{os.getpid()}-{next(_numbers)}.jsonl"
+    return path_of(folder, os.getpid(), new_token())
+
+
+def new_token() -> str:
+    """Tells two processes of one id apart: one that is long gone, or in another container."""
+    return secrets.token_hex(4)
+
+
+def path_of(folder: Path, pid: int, token: str) -> Path:
+    """Of the journal of a process."""
+    return folder / f"{pid}-{token}.jsonl"
 
 
 def left_behind(folder: Path) -> list[Path]:

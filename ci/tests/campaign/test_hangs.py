@@ -16,6 +16,7 @@ from pagefuzz.oracles.verdict import Outcome, Verdict
 
 EVER = 1e9
 CLEAN = Verdict(Outcome.CLEAN, None)
+NOT_RUN = Verdict(Outcome.NOT_RUN, None, not_run="there is no GPU memory")
 
 
 def found_by(ran):
@@ -187,6 +188,32 @@ def test_repeats_are_counted():
 
     problem = "a finding was repeated 0 times only: there is no compiler"
     assert repeated(broken) == Repeated(problem=problem)
+
+
+def test_what_is_not_run_is_no_repeat():
+    """It neither failed nor passed: it is not counted, and the reason is told."""
+    verdicts = iter([CLEAN, NOT_RUN, NOT_RUN, CLEAN, *[NOT_RUN] * 3, CLEAN, NOT_RUN, NOT_RUN])
+    again = Timed(Sleeper()).repeat(
+        lambda: next(verdicts), lambda verdict: verdict is CLEAN, lambda: 1.0, hang=False
+    )
+    problem = "a finding was repeated 3 times only: 7 not run: there is no GPU memory"
+    assert again == Repeated(3, 3, problem=problem)
+    never = Timed(Sleeper()).repeat(
+        lambda: NOT_RUN, lambda verdict: verdict is CLEAN, lambda: 1.0, hang=False
+    )
+    assert (never.repeats, never.runs) == (0, 0)
+    assert "10 not run" in never.problem
+
+
+def test_what_is_not_run_has_not_come_back():
+    """A hang that cannot be confirmed says why."""
+    timed = Timed(Sleeper())
+    confirmed = timed.confirmed(lambda: NOT_RUN, lambda verdict: verdict is CLEAN)
+    reason = "a simpler case that seemed to hang was not run again: there is no GPU memory"
+    assert confirmed == (None, reason)
+    assert timed.confirmed(lambda: CLEAN, lambda verdict: verdict is CLEAN) == (CLEAN, "")
+    came_back = timed.confirmed(lambda: CLEAN, lambda verdict: verdict is NOT_RUN)[1]
+    assert "came back when it was given 60 s" in came_back
 
 
 def test_what_a_hang_is():

@@ -60,6 +60,8 @@ def test_help(cli, arguments):
         (["replay", "x.json", "--hang-after", "25h"], "'25h' must be a time from 1s to 24h"),
         (["fuzz", "--cases", "0"], "'0' must be a whole number, 1 or more"),
         (["fuzz", "--jobs", "-1"], "'-1' must be a whole number, 1 or more"),
+        (["fuzz", "--jobs", "100000000000"], "'100000000000' must be at most 4,096"),
+        (["matrix", "--jobs", "4097"], "'4097' must be at most 4,096"),
         (["fuzz", "--seed", "x"], "'x' must be a whole number in 0..2^64-1"),
         (["fuzz", "--seed", str(2**64)], "must be a whole number in 0..2^64-1"),
         (["fuzz", "--cases", "9" * 5000], "999 must be a whole number, 1 or more"),

@@ -65,12 +65,7 @@ def _until(happens: Callable[[], bool], process: subprocess.Popen[bytes]) -> Non
 def _journals(pids: Sequence[int]) -> list[Path]:
     """Of the cases that these processes check."""
     folder = cache_folder().parent / "journals"
-    return [
-        path
-        for pid in pids
-        for pattern in (f"runner-{pid}.jsonl", f"{pid}-*.jsonl")
-        for path in folder.glob(pattern)
-    ]
+    return [path for pid in pids for path in folder.glob(f"{pid}-*.jsonl")]
 
 
 def _hangs(pid: int) -> bool:

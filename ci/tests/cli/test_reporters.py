@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from pagefuzz.harness.campaign.events import Progress
 from pagefuzz.harness.campaign.plan import Unit
@@ -20,6 +22,7 @@ from pagefuzz.harness.campaign.result import Result, UnitResult
 from pagefuzz.harness.layers import BY_NAME
 from pagefuzz.harness.reporters.ending import ending
 from pagefuzz.harness.reporters.figures import amount, duration, shown_subjects
+from pagefuzz.harness.reporters.live import LiveReporter
 from pagefuzz.harness.reporters.plain import PlainReporter
 from pagefuzz.harness.reporters.summary import LayerSummary, MemorySummary, SubjectSummary, Summary
 
@@ -261,3 +264,46 @@ def test_live_terminal(tmp_path: Path):
     assert re.search(r"cp_gather_cache/bundled:page .*left", plain)
     assert "clean: nothing was found" in plain
     assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
+
+
+LONG = "/home/someone/work/kernels/nightly-reports/2026-11-30/findings/bounds-block_table-a3ac.json"
+
+
+def _live(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """What a live reporter on a terminal of 80 columns wrote there, of a rerun line and a problem;
+    and what it wrote to standard error."""
+    stdout = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    console = Console(file=stdout, width=80, force_terminal=True, highlight=False)
+    reporter = LiveReporter([], {}, console)
+    campaign = SimpleNamespace(result=_result(), elapsed_s=1.0, time_s=None)
+    reporter.begin(campaign)
+    reporter.tick(campaign)
+    reporter.note(campaign, f"again   pagefuzz replay {LONG} --hang-after 5s")
+    reporter.problem(campaign, f"cannot store a finding in {LONG}", "the detail")
+    reporter.tick(campaign)
+    reporter.end(campaign)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stdout.getvalue()), stderr.getvalue()
+
+
+def test_a_line_to_be_pasted_is_not_folded(monkeypatch):
+    """At any width of the terminal."""
+    on_terminal, _ = _live(io.StringIO(), monkeypatch)
+    assert f"again   pagefuzz replay {LONG} --hang-after 5s\n" in on_terminal
+    assert "clean: nothing was found" in on_terminal
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_problems_go_to_standard_error(monkeypatch):
+    """To the real one, unless that is the terminal: there they stand whole above the table."""
+    problem = f"pagefuzz: cannot store a finding in {LONG}\nthe detail\n"
+    on_terminal, in_file = _live(io.StringIO(), monkeypatch)
+    assert in_file == problem
+    assert "pagefuzz: cannot" not in on_terminal
+    on_terminal, in_file = _live(_Terminal(), monkeypatch)
+    assert problem in on_terminal
+    assert in_file == ""

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -143,6 +144,7 @@ def test_a_finding_from_fuzz_to_replay(cli, tmp_path):
     finding = load_finding(path)
     assert finding.case.sizes["num_requests"] <= 2
     assert (finding.repeats, finding.runs, finding.minimised) == (10, 10, True)
+    assert finding.flags == ("checked",)
     assert _summary(tmp_path / "out").findings[0].file == f"findings/{path.name}"
 
     shown = str(path.relative_to(tmp_path))
@@ -340,6 +342,39 @@ def test_a_report_that_cannot_be_written_hides_no_finding(cli, tmp_path):
     assert "BOUNDS  read past block_table" in done.stdout
     assert "cannot store a finding in report/findings" in done.stderr
     assert "cannot write report/summary.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirected", "subject", "code"),
+    [
+        ("| true", FAULTY, 1),
+        ("2>&1 | true", ("--subject", "bundled:page"), 2),
+        (">/dev/full", ("--subject", "bundled:page"), 2),
+        pytest.param(">/dev/full 2>&1", FAULTY, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_log_that_cannot_be_written_ends_no_run(tmp_path, redirected, subject, code):
+    """A reader that is gone, or a full disk: all cases are checked, and the summary is there."""
+    fuzz = [sys.executable, "-m", "pagefuzz", "fuzz", *HOST, *subject, "--cases", "5"]
+    fuzz += ["--report", "out"]
+    command = f"(sleep 0.2; {shlex.join(fuzz)}; echo $? >code) {redirected}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (tmp_path / "code").read_text() == f"{code}\n", done.stderr
+    summary = _summary(tmp_path / "out")
+    assert summary.exit_code == code
+    assert len(summary.findings) == (code == 1)
+    (said,) = summary.problems
+    assert re.fullmatch("cannot write the output: (Broken pipe|No space left on device)", said)
+    if "2>&1" not in redirected:
+        assert done.stderr == f"pagefuzz: {said}\n"
 
 
 def test_a_report_folder_that_cannot_be_made(cli, tmp_path):

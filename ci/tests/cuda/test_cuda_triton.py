@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pagefuzz.harness.check import Checker
+from pagefuzz.harness.findings import built_text
 from pagefuzz.oracles.registry import concerned, operation
 from pagefuzz.oracles.relation import relations_of
 from pagefuzz.oracles.verdict import CaseClass, Outcome
@@ -24,6 +25,8 @@ def test_one_compilation_serves_all_shapes() -> None:
     """Reports and twenty shapes are right; what Triton compiled for them is judged too."""
     with Checker(OPERATION, "bundled:triton", "cuda") as checker:
         assert checker.flags == FLAGS
+        built = built_text("cuda", checker.build, checker.flags)
+        assert built == "triton build (not checked)"
         for case in (*examples_for(OPERATION).values(), *shapes_for(OPERATION)):
             verdict = checker.check(case)
             assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)

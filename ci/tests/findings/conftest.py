@@ -39,7 +39,7 @@ def over_read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
             Outcome.FAILED,
             CaseClass.HOSTILE,
             failures=(failure, consequence),
-            checked={"bounds": 12, "output": 1, "untouched": 4096},
+            checked={"bounds": 12, "overflow": 7, "output": 1, "untouched": 4096},
             launches=2,
         )
         fields: dict[str, Any] = {

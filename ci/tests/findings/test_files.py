@@ -107,6 +107,7 @@ def test_a_full_disk(over_read, tmp_path, monkeypatch):
         (lambda d: d["verdict"].update(failures=[]), "a verdict that failed"),
         (lambda d: d["verdict"].update(outcome="splendid"), "splendid"),
         (lambda d: d.update(runs=float("inf")), "malformed"),
+        (lambda d: d.update(flags="checked"), "flags must be a list of names, got 'checked'"),
         (lambda d: d.update(operation="x"), "is of 'x', but its case of 'cp_gather_cache'"),
         *(
             (

@@ -20,7 +20,8 @@ where   kernels/operations/cp_gather_cache.cu:88  block (0,0,0) thread (0,0,0)
 means   request 0, row 0 -> token 1 -> logical page 1 of 1
 effect  no byte changed
 seen    bounds (checked build), output (two fills against the reference); looked
-        and saw nothing: untouched; 10 of 10 further runs failed the same way
+        and saw nothing: overflow, untouched; 10 of 10 further runs failed the
+        same way
 again   pagefuzz replay findings/bounds-block_table-1f3a.json
         pytest findings/test_bounds_block_table_1f3a.py"""
 
@@ -73,6 +74,38 @@ def test_a_release_build_says_what_it_cannot_see(over_read):
     )
     text = over_read(verdict=blind, build="release").text(200)
     assert "blind without a checked build: bounds, overflow" in text
+
+
+CUDA_TRITON = {"subject": "bundled:triton", "backend": "cuda", "flags": ("cuda", "triton")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "built", "blind"),
+    [
+        (CUDA_TRITON, "cuda · triton build (not checked)", "blind without a checked build: "),
+        ({**CUDA_TRITON, "build": "release"}, "cuda · triton build", "blind without a checked "),
+        ({"flags": ("checked", "triton")}, "host · checked,triton build", "blind: "),
+        ({"flags": ("checked",)}, "host · checked build", "blind: "),
+        ({"flags": ("checked", "cuda"), "backend": "cuda"}, "cuda · checked build", "blind: "),
+        ({"flags": ("release",), "build": "release"}, "host · release build", "blind without "),
+        ({"flags": ()}, "host · checked build", "blind: "),  # a file from before
+    ],
+)
+def test_what_was_asked_for_is_not_what_was_built(over_read, changes, built, blind):
+    """The head says what the object is; who did not look is blind, whatever was asked for."""
+    whole = over_read(**changes)
+    assert f" · {built}   " in f"{whole.text(300).splitlines()[0]}   "
+    assert "blind" not in whole.text(300)
+    verdict = whole.verdict
+    unseen = type(verdict)(
+        verdict.outcome, verdict.case_class, verdict.failures[1:], checked={"output": 1}
+    )
+    assert f"; {blind}" in over_read(**changes, verdict=unseen).text(300)
+    assert "bounds, overflow" in over_read(**changes, verdict=unseen).text(300)
+    half = type(verdict)(
+        verdict.outcome, verdict.case_class, verdict.failures[1:], checked={"bounds": 1}
+    )
+    assert ": overflow; 10 of 10" in over_read(**changes, verdict=half).text(300)
 
 
 @pytest.mark.parametrize(

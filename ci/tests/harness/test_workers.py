@@ -417,6 +417,24 @@ def test_journals_of_ended_processes_are_found_and_not_hoarded(tmp_path: Path) -
     mine.close()
 
 
+SAYS_ITS_JOURNAL = """
+import os, sys
+from pathlib import Path
+from pagefuzz.harness.workers.journal import new_path
+os.getpid = lambda: 57
+print(new_path(Path(sys.argv[1])).name)
+"""
+
+
+def test_processes_of_one_id_do_not_share_a_journal(tmp_path: Path) -> None:
+    """Such as two containers, which have one cache."""
+    command = [sys.executable, "-c", SAYS_ITS_JOURNAL, str(tmp_path)]
+    first, second = (subprocess.check_output(command, text=True) for _ in range(2))
+    assert first != second
+    assert first.startswith("57-")
+    assert second.startswith("57-")
+
+
 def test_a_journal_that_cannot_be_written_cannot_be_checked(tmp_path: Path) -> None:
     """A folder that is a file is one sentence, before anything runs."""
     (tmp_path / "file").write_text("")

@@ -13,7 +13,7 @@ from ci.tests.roundtrips.trips import COPY, DEQUANT, FLASH, MLA, copied, mla
 from pagefuzz.harness.cli import main
 from pagefuzz.harness.round_trips import RoundTripChecker
 from pagefuzz.oracles.round_trip import RoundTrip
-from pagefuzz.oracles.verdict import Verdict
+from pagefuzz.oracles.verdict import CaseClass, Outcome, Verdict
 
 TWINS = Path(__file__).parent.parent / "twins"
 UPSIDE_DOWN = f"twin:{TWINS / 'mla-scale-upside-down.toml'}"
@@ -80,6 +80,28 @@ def test_a_layer_that_examined_nothing_is_no_pass(monkeypatch, capsys):
     assert ", agree\n" in said.out
     assert re.search("^guard pages +nothing$", said.out, re.M)
     assert re.fullmatch(r"pagefuzz: .*: guard pages examined nothing in 40 cases\n", said.err)
+
+
+@pytest.mark.parametrize(("idle", "code"), [("reference, bit-exact", 2), ("", 0)])
+def test_a_trip_that_was_not_run_excuses_no_layer(monkeypatch, capsys, idle, code):
+    """It was drawn: all that were drawn are enough for every layer to have examined something."""
+    inside = RoundTripChecker.check
+    first: list[Verdict] = []
+    runs = [0]
+
+    def check(checker: RoundTripChecker, trip: RoundTrip) -> Verdict:
+        runs[0] += 1
+        if runs[0] == 1:
+            return Verdict(Outcome.NOT_RUN, CaseClass.IN_CONTRACT, not_run="no memory")
+        if not first:
+            first.append(inside(checker, trip))
+        return replace(first[0], layers={name: (1, 1) for name in checker.layers if name != idle})
+
+    monkeypatch.setattr(RoundTripChecker, "check", check)
+    assert main(["roundtrip", *PAIR, "--reader", "bundled:page"]) == code
+    said = capsys.readouterr()
+    assert "1 not run: no memory" in said.err
+    assert ("bit-exact (output) examined nothing in 99 cases" in said.err) == bool(idle)
 
 
 def test_help_lists_what_is_taken(cli):
