@@ -43,6 +43,7 @@ LAYERS = {
     "widening": "a related launch",
     "workspace": "a related launch",
     "rebasing": "a related launch",
+    "restriding": "a related launch",
     "counts": "counters",
     "refusal": "launch status",
     "launch": "launch status",

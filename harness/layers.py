@@ -23,7 +23,7 @@ HOST, CUDA = "host", "cuda"
 FEW_CASES = 10
 
 #: Judgements that launch a case in another form, beside repeats and orders.
-_FORMS = ("renaming", "splitting", "widening", "workspace", "rebasing")
+_FORMS = ("renaming", "splitting", "widening", "workspace", "rebasing", "restriding")
 
 
 def _all(run: Run) -> Iterable[Launch]:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 from pagefuzz.oracles import gather_text
+from pagefuzz.oracles.cells import Cells
 from pagefuzz.oracles.coordinates import CacheGrid
 from pagefuzz.oracles.layout import Plan
 from pagefuzz.oracles.rows import Int64s
@@ -64,6 +65,13 @@ class EntryGather(TracedGather):
 
     def rows_of(self, sizes: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
         return {"dst": (self.effective_strides(sizes)[2], self.entry_bytes(sizes)[1])}
+
+    def source_cells(self, sizes: Mapping[str, int]) -> Cells:
+        dimensions = (
+            ("page_stride_bytes", sizes["num_pages"]),
+            ("slot_stride_bytes", sizes["page_size_tokens"]),
+        )
+        return Cells("src", dimensions, self.entry_bytes(sizes)[0], 1)
 
     def slot_place(self, plan: Plan, offset_bytes: int) -> str:
         place = self._grid(plan).slot_at(offset_bytes)

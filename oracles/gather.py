@@ -183,6 +183,10 @@ class GatherOperation(Operation):
         required |= {name: dtype.size_bytes * n for name, (dtype, n) in self.words.items()}
         return required
 
+    def required(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Required bytes of every buffer, optional ones as if present; exact integers."""
+        return self._required(sizes)
+
     def _buffers(
         self, case: Case, laid: Mapping[str, int], *, sound: bool
     ) -> dict[str, PlannedBuffer]:

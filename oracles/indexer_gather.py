@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from pagefuzz.oracles import gather_text
+from pagefuzz.oracles.cells import Cells
 from pagefuzz.oracles.expectation import Refusal
 from pagefuzz.oracles.gather import BLOCK_TABLE, COUNTS, SEQ_STARTS, STARTS, GatherOperation
 from pagefuzz.oracles.indexer_pages import TILE, WORD_BYTES, IndexerPages
@@ -157,6 +158,10 @@ class IndexerGather(TracedGather):
                 found.append(Refusal("not_nested", text))
 
     # ---- texts -----------------------------------------------------------------------------------
+
+    def source_cells(self, sizes: Mapping[str, int]) -> Cells:
+        dimensions = (("page_stride_bytes", sizes["num_pages"]),)
+        return Cells("src", dimensions, pages_of(sizes).page_bytes, WORD_BYTES)
 
     def slot_of(self, plan: Plan, offset_bytes: int) -> tuple[int, int]:
         pages = pages_of(plan.arguments)

@@ -37,7 +37,9 @@ class Operation(ABC):
         "request and logical page with mapped rows that holds the padding id -1",
         "request and logical page with mapped rows that cannot be copied",
     )
-    relations: ClassVar[frozenset[str]] = frozenset({"workspace", "rebasing", "repeat", "order"})
+    relations: ClassVar[frozenset[str]] = frozenset(
+        {"workspace", "rebasing", "restriding", "repeat", "order"}
+    )
 
     def plan(self, case: Case) -> Plan:
         """Lays a case out. Raises `CaseError` if the case names other sizes or buffers than the

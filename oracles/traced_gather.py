@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pagefuzz.oracles import contents, gather_text
+from pagefuzz.oracles.cells import Cells
 from pagefuzz.oracles.gather import GatherOperation
 from pagefuzz.oracles.layout import Bytes, Plan, Role
 from pagefuzz.oracles.origin import Origin, OriginKind
@@ -28,6 +29,10 @@ class TracedGather(GatherOperation):
     @abstractmethod
     def rows_of(self, sizes: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
         """Destination -> its row stride in bytes, 0 if ignored, and the payload bytes of a row."""
+
+    @abstractmethod
+    def source_cells(self, sizes: Mapping[str, int]) -> Cells:
+        """src, as far as it has strides."""
 
     @abstractmethod
     def slot_place(self, plan: Plan, offset_bytes: int) -> str:

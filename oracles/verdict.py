@@ -148,6 +148,7 @@ CAUSE_ORDER = (
     "widening",
     "workspace",
     "rebasing",
+    "restriding",
     "counts",
     "recompile",
 )

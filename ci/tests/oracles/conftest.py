@@ -10,7 +10,7 @@ import pytest
 
 from pagefuzz.oracles import contents
 from pagefuzz.oracles.case import Case, Placement, Values
-from pagefuzz.oracles.expectation import Expectation
+from pagefuzz.oracles.expectation import Expectation, Expected
 from pagefuzz.oracles.judgement import Run
 from pagefuzz.oracles.layout import Bytes, Plan
 from pagefuzz.oracles.observation import (
@@ -18,6 +18,7 @@ from pagefuzz.oracles.observation import (
     Chunk,
     Death,
     Launch,
+    Moved,
     Observation,
     Related,
     RelatedPlan,
@@ -26,6 +27,7 @@ from pagefuzz.oracles.observation import (
 from pagefuzz.oracles.refusals import is_absent
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.relation import FILL, asked_for
+from pagefuzz.oracles.writes import WriteOperation
 
 RED_ZONE_BYTES = 64
 
@@ -104,12 +106,25 @@ class Bench:
         record: CheckRecord | None,
         change: Change | None,
     ) -> Launch:
-        """A gather writes what it does anyway, a writer what goes to the cells of the plan."""
+        """A writer writes what goes to the cells of the plan, all others what they do anyway, to
+        where it is moved."""
         expectation = derived.expectation
-        if not derived.moved:
-            expectation = replace(expectation, expected=self.expectation.expected)
+        if not (derived.moved and isinstance(self.operation, WriteOperation)):
+            expected = {
+                name: self._moved(one, derived.moved.get(name, ()))
+                for name, one in self.expectation.expected.items()
+            }
+            expectation = replace(expectation, expected=expected)
         times = derived.in_a_row
         return self._launch(derived.plan, expectation, FILL, status, "", record, change, times)
+
+    def _moved(self, expected: Expected, moved: tuple[Moved, ...]) -> Expected:
+        """Of one run a row, or page."""
+        for runs in moved:
+            order = np.argsort(runs.begins)
+            at = order[np.searchsorted(runs.begins[order], expected.offsets)]
+            expected = replace(expected, offsets=runs.new_begins[at])
+        return expected
 
     def _launch(
         self,

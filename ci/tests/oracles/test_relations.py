@@ -19,8 +19,10 @@ from pagefuzz.oracles.free_nans import FreeNans
 from pagefuzz.oracles.judging import judge
 from pagefuzz.oracles.layout import Bytes, Dtype, Plan
 from pagefuzz.oracles.observation import AccessFault, RelatedPlan, Site, Status
+from pagefuzz.oracles.page_copies import PageCopyOperation
 from pagefuzz.oracles.relation import asked_for, relation_judgements, relations_of
 from pagefuzz.oracles.traced_gather import TracedGather
+from pagefuzz.oracles.writes import WriteOperation
 from pagefuzz.strategies.registry import cases_for
 
 Memory = Mapping[str, Any]
@@ -28,6 +30,8 @@ MakeBench = Callable[[Case], Any]
 
 RELATIONS = tuple(relation_judgements())
 RELAUNCHES = ("order", "repeat")
+#: Those that have the payload of sources elsewhere.
+MOVING = ("renaming", "restriding")
 #: Those with another plan, which must be in contract.
 REPLANNED = tuple(name for name in RELATIONS if name not in RELAUNCHES)
 
@@ -56,6 +60,19 @@ def write_case() -> Case:
 # ---- what is derived -----------------------------------------------------------------------------
 
 
+def same_places(expectation: Expectation, derived: RelatedPlan) -> bool:
+    """Whether the related plan writes where it is said to: at the places it moves runs to, or at
+    the same ones."""
+    for part, expected in expectation.expected.items():
+        name = expected.buffer or part
+        begins = expected.offsets
+        for runs in derived.moved.get(name, ()):
+            begins = np.sort(runs.new_begins)
+        if not np.array_equal(begins, derived.expectation.expected[part].offsets):
+            return False
+    return True
+
+
 def same_output(expectation: Expectation, derived: RelatedPlan) -> bool:
     """Whether the reference wants the same bytes of both plans, at the places of each."""
     for part, expected in expectation.expected.items():
@@ -75,6 +92,19 @@ def same_output(expectation: Expectation, derived: RelatedPlan) -> bool:
         if not (np.array_equal(begins, other.offsets) and np.array_equal(values, other.values)):
             return False
     return True
+
+
+def copied_pages(plan: Plan, expectation: Expectation) -> list[Bytes]:
+    """What the source of every page that is copied holds, in the order of destinations."""
+    operation = registry.operation(plan.case.operation)
+    assert isinstance(operation, PageCopyOperation)
+    source, _ = operation.caches(plan.arguments)
+    buffer, readable = plan.buffers[source.name], expectation.footprint(source.name).may_read
+    pages, size = operation.page_pairs(plan).moves[:, 0], plan.arguments["page_bytes"]
+    return [
+        contents.initial_bytes(buffer, readable, plan.case.seed, 0, at, at + size)
+        for at in operation.page_offsets(plan, source, pages).ravel()[:64].tolist()
+    ]
 
 
 def mapped_payload(plan: Plan, expectation: Expectation) -> list[Bytes]:
@@ -107,10 +137,12 @@ def test_related_plans_ask_for_the_same_output(name: str) -> None:
                 applied[relation] += 1
                 assert derived.change
                 assert derived.plan.case is plan.case
-                if relation == "renaming" and isinstance(operation, TracedGather):
-                    wanted = mapped_payload(plan, expectation)
-                    found = mapped_payload(derived.plan, derived.expectation)
+                held = mapped_payload if isinstance(operation, TracedGather) else copied_pages
+                if relation in MOVING and not isinstance(operation, WriteOperation):
+                    wanted = held(plan, expectation)
+                    found = held(derived.plan, derived.expectation)
                     assert all(map(np.array_equal, wanted, found))
+                    assert same_places(expectation, derived), (relation, drawn.case)
                 elif derived.plan is not plan:
                     assert same_output(expectation, derived), (relation, drawn.case)
     assert min(applied.values()) > 0, applied
@@ -184,7 +216,9 @@ def test_another_byte_in_the_related_launch(
     assert failure.details["effect"] == "1 byte of dst changed"
 
 
-@pytest.mark.parametrize("relation", [*RELAUNCHES, "renaming", "workspace", "rebasing"])
+@pytest.mark.parametrize(
+    "relation", [*RELAUNCHES, "renaming", "workspace", "rebasing", "restriding"]
+)
 def test_another_byte_in_the_related_write(
     write_case: Case, bench: MakeBench, relation: str
 ) -> None:
@@ -298,7 +332,7 @@ def test_caches_in_one_buffer_are_compared_through_it(bench: MakeBench) -> None:
         "key_cache": Placement(after_bytes=32),
         "value_cache": Placement(over=("key_cache", 32)),
     }
-    relations = (*RELAUNCHES, "renaming", "workspace", "rebasing")
+    relations = (*RELAUNCHES, "renaming", "workspace", "rebasing", "restriding")
     made = bench(
         Case("reshape_and_cache_flash", sizes, values, places, relations=relations, seed=2)
     )
@@ -309,5 +343,5 @@ def test_caches_in_one_buffer_are_compared_through_it(bench: MakeBench) -> None:
             after["key_cache"].put(at, other_byte(after["key_cache"].get(at)[0]))
 
     found = {failure.identity for failure in judge(made.run(related_change=change)).failures}
-    assert found >= {f"{name}:value_cache" for name in relations if name != "renaming"}
+    assert found >= {f"{name}:value_cache" for name in relations if name not in MOVING}
     assert not any(identity.endswith("key_cache") for identity in found)
