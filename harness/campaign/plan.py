@@ -17,6 +17,10 @@ GRACE_S = 15.0
 #: A piece of time shorter than this would go to starting its runner.
 SHORTEST_PIECE_S = 3.0
 
+#: A unit's share shorter than this is not cut into pieces: a runner takes seconds to start, more
+#: on a busy machine, so that a cut unit could get no case at all.
+SHORTEST_CUT_S = 20.0
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -124,8 +128,11 @@ def time_bound(units: Sequence[Unit], jobs: int, time_s: float) -> list[list[Sha
 
     The units are laid end to end on a line of `jobs * time_s` seconds, which is then cut into
     lanes. A piece too short to be worth a runner is left out, unless it is its unit's longest.
+    Where shares are short, no unit is cut: the units of one lane then share its time.
     """
     share = jobs * time_s / len(units)
+    if len(units) >= jobs and share < SHORTEST_CUT_S:
+        return [_whole(units[lane::jobs], time_s) for lane in range(jobs)]
     lanes: list[list[Shard]] = [[] for _ in range(jobs)]
     for position, unit in enumerate(units):
         begin, end = position * share, (position + 1) * share
@@ -140,3 +147,9 @@ def time_bound(units: Sequence[Unit], jobs: int, time_s: float) -> list[list[Sha
         for index, (_, lane, piece_end) in enumerate(worth):
             lanes[lane].append(Shard(unit, index, None, piece_end))
     return lanes
+
+
+def _whole(units: Sequence[Unit], time_s: float) -> list[Shard]:
+    """One shard for each, of the same length, one after the other."""
+    share = time_s / len(units)
+    return [Shard(unit, 0, None, nth * share) for nth, unit in enumerate(units, 1)]

@@ -13,7 +13,15 @@ import pytest
 
 from pagefuzz.harness.campaign.engine import Campaign
 from pagefuzz.harness.campaign.journal import Journal, read_journal
-from pagefuzz.harness.campaign.plan import Job, Options, Shard, Unit
+from pagefuzz.harness.campaign.plan import (
+    SHORTEST_CUT_S,
+    SHORTEST_PIECE_S,
+    Job,
+    Options,
+    Shard,
+    Unit,
+    time_bound,
+)
 from pagefuzz.harness.campaign.search import HYPOTHESIS_SHARE, Search
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.findings import load_finding
@@ -295,6 +303,29 @@ def test_every_unit_gets_its_time(run_campaign):
             break
     assert min(cases) > 0
     assert ran.result.exit_code == 0
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4, 15, 20])
+@pytest.mark.parametrize("time_s", [20.0, 60.0, 300.0])
+def test_no_unit_is_cut_into_pieces_that_are_lost(jobs, time_s):
+    """Each unit gets its share of the time, and one piece at least that is worth a runner."""
+    units = [Unit("fake", f"bundled:{nth}", hostile=True) for nth in range(15)]
+    lanes = time_bound(units, jobs, time_s)
+    assert len(lanes) == jobs
+    got = dict.fromkeys(units, 0.0)
+    longest = dict.fromkeys(units, 0.0)
+    for lane in lanes:
+        begin = 0.0
+        for shard in lane:
+            piece = shard.end_s - begin
+            got[shard.unit] += piece
+            longest[shard.unit] = max(longest[shard.unit], piece)
+            begin = shard.end_s
+        assert begin <= time_s + 1e-6
+    share = jobs * time_s / len(units)
+    assert min(longest.values()) >= min(0.7 * share, SHORTEST_CUT_S / 2) - 1e-6
+    # More than a share where a neighbour's short piece was left out, or a lane has fewer units.
+    assert max(got.values()) < share + max(SHORTEST_PIECE_S, share) + 1e-6
 
 
 def test_interrupted_without_findings(run_campaign):
