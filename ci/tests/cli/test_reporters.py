@@ -266,7 +266,7 @@ def test_live_terminal(tmp_path: Path):
     assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
 
 
-LONG = "/home/someone/work/kernels/nightly-reports/2026-11-30/findings/bounds-block_table-a3ac.json"
+LONG = "/srv/reports/of/kernels/nightly-reports/2026-11-30/findings/bounds-block_table-a3ac.json"
 
 
 def _live(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
