@@ -190,6 +190,7 @@ class _Watching:
                     backend=self._checker.backend,
                     device=found.device,
                     build=self._checker.build,
+                    flags=tuple(sorted(self._checker.flags)),
                     case=case,
                     verdict=verdict,
                     minimised=minimised,
