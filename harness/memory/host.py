@@ -288,6 +288,7 @@ class HostArena:
         self._regions: list[tuple[PoolRegion, _Pool]] = []
         self._before: list[Bytes] = []  # of each region
         self._sparse: list[_SparseRegion] = []
+        self._poisoned: list[tuple[int, int]] = []  # (address, bytes)
         self._around = Around()
         self._stored: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -321,7 +322,9 @@ class HostArena:
         for buffer in large:
             self._sparse.append(_SparseRegion(buffer, expectation))
         around = [region.around for region in regions] + [one.around for one in self._sparse]
-        self._around = sum(around, start=Around())
+        self._poisoned = list(self._outside()) if self._poisons else []
+        poisoned = Around(poisoned_bytes=sum(size_bytes for _, size_bytes in self._poisoned))
+        self._around = sum(around, start=poisoned)
         addresses = {r.buffer.name: pool.address + r.base for r, pool in self._regions}
         addresses |= {s.buffer.name: s.mapping.address + s.base for s in self._sparse}
         overlaid_addresses(plan, addresses)
@@ -355,9 +358,8 @@ class HostArena:
         return {sparse.buffer.name: sparse.closed for sparse in self._sparse}
 
     def keep(self) -> None:
-        if self._poisons:
-            for address, size_bytes in self._outside():
-                _poison(address, size_bytes)
+        for address, size_bytes in self._poisoned:
+            _poison(address, size_bytes)
 
     def store(self, values: npt.NDArray[np.int64]) -> int:
         self._stored = values  # kept alive until the next call
@@ -380,9 +382,8 @@ class HostArena:
             )
 
     def collect(self) -> Collected:
-        if self._poisons:
-            for address, size_bytes in self._outside():
-                _unpoison(address, size_bytes)
+        for address, size_bytes in self._poisoned:
+            _unpoison(address, size_bytes)
         chunks: dict[str, tuple[Chunk, ...]] = {}
         examined = 0
         for (region, pool), before in zip(self._regions, self._before, strict=True):
@@ -404,14 +405,21 @@ class HostArena:
             (s.buffer, s.mapping.address + s.base, -s.base, s.mapping.size_bytes - s.base, s.closed)
             for s in self._sparse
         ]
-        overlaid = any(b.placement.over is not None for b in self._plan.buffers.values())
-        for buffer, address, begin, end, closed in () if overlaid else spans:
-            # One shadow byte describes 8 bytes and can only shorten them from the end.
-            stop = round_up(address + max(buffer.extent_bytes, 0), 8) - address
-            outside = IntervalSet([begin, min(stop, end)], [max(begin, -(address % 8)), end])
-            outside = outside.without(closed)
-            for first, last in outside:
+        for buffer, address, begin, end, closed in spans:
+            outside = IntervalSet([begin], [end]).without(self._extents(buffer.name, address, end))
+            for first, last in outside.without(closed):
                 yield address + first, last - first
+
+    def _extents(self, name: str, address: int, end: int) -> IntervalSet:
+        """Of the buffer whose base is at `address` and of those that lie over it, from there on."""
+        begins, ends = [], []
+        for other in self._plan.buffers.values():
+            root, at = self._plan.base(other.name)
+            if root == name and other.extent_bytes > 0:
+                # One shadow byte describes 8 bytes and can only shorten them from the end.
+                begins.append(at - (address + at) % 8)
+                ends.append(min(at + other.extent_bytes, end))
+        return IntervalSet(begins, ends)
 
     def _drop_sparse(self) -> None:
         for sparse in self._sparse:
