@@ -141,23 +141,26 @@ class _Pool:
     """
 
     def __init__(self, size_bytes: int, *, writable: bool) -> None:
-        """Raises `DoesNotFitError`."""
+        """Raises `DoesNotFitError`, and leaves nothing behind then."""
         self._mapping = _Mapping(size_bytes)
         self.address = self._mapping.address
         self.reserved_bytes = self._mapping.reserved_bytes
         try:
-            file = os.memfd_create("pagefuzz-pool", os.MFD_CLOEXEC)
-        except OSError as error:
+            self._own = self._backed(size_bytes, writable=writable)
+        except (OSError, DoesNotFitError) as error:
+            self._mapping.close()
             raise DoesNotFitError(f"no memory for a pool: {error}") from None
+        self.memory: Bytes = np.frombuffer(self._own, np.uint8)
+
+    def _backed(self, size_bytes: int, *, writable: bool) -> mmap.mmap:
+        """Maps a file there; returns the harness's mapping of it."""
+        file = os.memfd_create("pagefuzz-pool", os.MFD_CLOEXEC)
         try:
             os.ftruncate(file, size_bytes)
             self._mapping.back_with(file, writable=writable)
-            self._own = mmap.mmap(file, size_bytes)
-        except OSError as error:
-            raise DoesNotFitError(f"no memory for a pool: {error}") from None
+            return mmap.mmap(file, size_bytes)
         finally:
             os.close(file)
-        self.memory: Bytes = np.frombuffer(self._own, np.uint8)
 
     def close(self) -> None:
         self._mapping.close()  # the other mapping goes with its last view
@@ -219,7 +222,7 @@ class _SparseRegion:
         os.ftruncate(self._file, self.mapping.size_bytes)
         self._windows.fill(seed, fill)
         for begin, data in self._windows.slices(self._windows.before):
-            os.pwrite(self._file, data.data, self.base + begin)
+            self._write(begin, data)
 
     def chunks(self) -> tuple[Chunk, ...]:
         """Windows and pages that changed, by offset."""
@@ -258,9 +261,20 @@ class _SparseRegion:
                 page = pages[page_index].copy()
                 yield Chunk(position + page_index * PAGE_BYTES, np.zeros_like(page), page)
 
+    # One call moves less than 2 GiB, whatever it is asked for: each of these makes as many as it
+    # takes.
+
+    def _write(self, begin: int, data: Bytes) -> None:
+        at = 0
+        while at < data.size:
+            at += os.pwrite(self._file, data[at:].data, self.base + begin + at)
+
     def _read(self, begin: int, out: Bytes) -> None:
-        got = os.preadv(self._file, [out.data], self.base + begin)
-        assert got == out.size, "the file is as long as the region"
+        at = 0
+        while at < out.size:
+            got = os.preadv(self._file, [out[at:].data], self.base + begin + at)
+            assert got > 0, "the file is as long as the region"
+            at += got
 
     def close(self) -> None:
         self.mapping.close()
