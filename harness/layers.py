@@ -243,8 +243,8 @@ LAYERS: tuple[Layer, ...] = (
         "a second opinion on accesses",
         (HOST,),
         needs="asan",
-        # It watches all that is no buffer's; these are the bytes of it that are always there.
-        amount=lambda launch: launch.around.red_zone_bytes,
+        # It watches all that is no buffer's; these are the bytes of it beside buffers.
+        amount=lambda launch: launch.around.poisoned_bytes,
     ),
     Layer("compute-sanitizer", "a second opinion, races, barriers", (CUDA,), needs="release"),
 )

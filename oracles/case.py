@@ -135,7 +135,8 @@ class Placement:
     guard         which end of the buffer (of the workspace that it is a slice of) lies against
                   memory that nobody may touch: "end", "start", or "none": between red zones
     offset_bytes  of the base, past a multiple of 16, or of `BASE_ALIGNMENT_BYTES` without a guard;
-                  0 beside a guard: as near to it as elements that are aligned can lie
+                  0 beside a guard: as near to it as elements that are aligned can lie, or as what
+                  the operation wants the base to be a multiple of
     before_bytes  of workspace that the buffer is a slice of, in front of it (never to be written)
     slack_bytes   by which the extent passed to the launcher exceeds what the layout needs
     after_bytes   of workspace behind that extent (never to be written)

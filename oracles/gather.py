@@ -95,6 +95,9 @@ class GatherOperation(Operation):
     #: dtype and elements. Their values are given as integers of that size.
     words: ClassVar[Mapping[str, tuple[Dtype, int]]] = MappingProxyType({})
 
+    #: Buffers whose base must be a multiple of more than their element -> bytes.
+    alignments: ClassVar[Mapping[str, int]] = MappingProxyType({})
+
     #: Reasons of `payload_refusals` after which extents mean nothing.
     unmeasurable: ClassVar[frozenset[str]] = frozenset({"entry_bytes"})
 
@@ -195,7 +198,9 @@ class GatherOperation(Operation):
             **self.payload_types(laid),
             **self._index_buffers(),
         }
-        return planned_buffers(case, self.buffers, required, types, sound=sound)
+        return planned_buffers(
+            case, self.buffers, required, types, sound=sound, alignments=self.alignments
+        )
 
     def _check_memory(self, plan: Plan) -> None:
         """What the launcher is told of a case that it must accept has to be true."""

@@ -7,6 +7,7 @@ alone: arguments, refusals, what a byte is called.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from pagefuzz.oracles import gather_text
@@ -79,6 +80,7 @@ class IndexerGather(TracedGather):
         "page_layout": ("page_layout", range(2)),
     }
     unmeasurable: ClassVar[frozenset[str]] = frozenset({"head_dim", "quant_block"})
+    alignments: ClassVar[Mapping[str, int]] = MappingProxyType({"src": WORD_BYTES})
 
     # ---- arguments -----------------------------------------------------------------------------
 

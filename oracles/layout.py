@@ -124,7 +124,8 @@ class PlannedBuffer:
     is_null         a null pointer is passed
     image           explicit contents; every other byte is payload or poison (`contents`)
     payload_origin_bytes  where in the case's payload stream that of this buffer begins
-    alignment_bytes  of the base, if it must be more than `required_bytes` is a multiple of
+    alignment_bytes  what the base is a multiple of, at least: an element, or more if the operation
+                asks for more
     host            as in `BufferRole`
     """
 
@@ -153,16 +154,13 @@ class PlannedBuffer:
         """The base's address modulo `BASE_ALIGNMENT_BYTES`.
 
         Beside a guard it follows from the size: what lies there, workspace included, ends (begins)
-        less than one element from the guard, or less than 16 bytes where a misalignment is asked
-        for. Whatever is required is a multiple of the element, unless `alignment_bytes` says more.
+        less than `alignment_bytes` from the guard, and no whole element has room in between; less
+        than 16 bytes where a misalignment is asked for.
         """
         wanted = self.placement.offset_bytes
         if self.placement.guard == "none":
             return wanted
-        lowest_bit = self.required_bytes & -self.required_bytes or MOST_ALIGNMENT_BYTES
-        step = max(min(lowest_bit, MOST_ALIGNMENT_BYTES), self.alignment_bytes)
-        if wanted:
-            step = 16
+        step = 16 if wanted else self.alignment_bytes
         if self.placement.guard == "start":
             near = self.placement.before_bytes
             return (near + (wanted - near) % step) % BASE_ALIGNMENT_BYTES

@@ -117,17 +117,20 @@ class Around:
     guarded_bytes    of buffers and workspaces that end or begin at memory which nobody may touch
     red_zone_bytes   of red zones, which are compared
     read_only_bytes  of buffers that were mapped read-only
+    poisoned_bytes   that AddressSanitizer was told nobody may touch
     """
 
     guarded_bytes: int = 0
     red_zone_bytes: int = 0
     read_only_bytes: int = 0
+    poisoned_bytes: int = 0
 
     def __add__(self, other: Around) -> Around:
         return Around(
             self.guarded_bytes + other.guarded_bytes,
             self.red_zone_bytes + other.red_zone_bytes,
             self.read_only_bytes + other.read_only_bytes,
+            self.poisoned_bytes + other.poisoned_bytes,
         )
 
 

@@ -9,6 +9,7 @@ from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.layout import (
     MOST_ALIGNMENT_BYTES,
     BufferRole,
+    Dtype,
     Image,
     Plan,
     PlannedBuffer,
@@ -43,14 +44,21 @@ def planned_buffers(
     required  bytes by buffer, optional ones as if present
     types     (dtype, rank) by buffer
     sound     whether `required` follows from the sizes as they are; otherwise memory is kept small
-    alignments  of bases, in bytes, where `required` may be no multiple of that
+    alignments  of bases, in bytes, where the operation asks for more than that of an element
     An optional buffer is absent if the case holds no values for it.
     """
     overrides = case.overrides
     too_large = sum(required.values()) > MAX_MEMORY_BYTES
     buffers: dict[str, PlannedBuffer] = {}
     sources = [role.name for role in roles if role.role.holds_payload]
-    lenders = {one.over[0] for one in case.placements.values() if one.over is not None}
+    lying_over: dict[str, list[str]] = {}
+    for name, place in case.placements.items():
+        if place.over is not None and name in types:
+            lying_over.setdefault(place.over[0], []).append(name)
+
+    def needs(name: str) -> int:
+        return max(Dtype(types[name][0]).size_bytes, alignments.get(name, 1))
+
     for role in roles:
         name = role.name
         absent = role.optional and name not in case.values
@@ -78,7 +86,9 @@ def planned_buffers(
             host=role.host,
             # What is wrong with a case that must be refused is never where its memory lies.
             alignment_bytes=(
-                MOST_ALIGNMENT_BYTES if not sound or name in lenders else alignments.get(name, 1)
+                MOST_ALIGNMENT_BYTES
+                if not sound
+                else max(needs(one) for one in (name, *lying_over.get(name, ())))
             ),
         )
     for name, buffer in buffers.items():

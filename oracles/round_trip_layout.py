@@ -14,7 +14,7 @@ from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.composition import Composition, compose, held_before, source_base
 from pagefuzz.oracles.expectation import Expectation, Footprint
 from pagefuzz.oracles.intervals import IntervalSet
-from pagefuzz.oracles.layout import Dtype, Image, Plan, PlannedBuffer
+from pagefuzz.oracles.layout import Image, Plan, PlannedBuffer
 from pagefuzz.oracles.moved_pages import FIRST, SECOND, SWAP, WAYS
 from pagefuzz.oracles.operation import Operation
 from pagefuzz.oracles.round_trip import Move, RoundTrip
@@ -84,14 +84,7 @@ def lay_out(trip: RoundTrip) -> LaidRoundTrip:
         cache = writer.buffer(key) if second is None else seconds[key]
         if not buffers[cache].memory_bytes:
             continue  # a cache without pages has no memory, and src neither
-        name = step.buffer("src")
-        if second is not None:
-            src = buffers[name]
-            needed = max(src.alignment_bytes, Dtype(src.dtype).size_bytes)
-            needed = max(needed, buffers[cache].alignment_bytes)
-            buffers[cache] = replace(buffers[cache], alignment_bytes=needed)
-        over = Placement(over=(cache, begin))
-        buffers[name] = replace(buffers[name], placement=over, image=Image.empty())
+        _lay_over(buffers, step.buffer("src"), cache, begin)
     for (key, which), offsets in composition.before.items():
         name = writer.buffer(key) if which == FIRST else seconds[key]
         held = held_before(trip.writer.seed, offsets, which)
@@ -140,14 +133,21 @@ def _share(
     name = step.buffer(own)
     if name == cache:
         return
-    placement = Placement(over=(cache, begin))
-    buffers[name] = replace(buffers[name], placement=placement, image=Image.empty())
+    _lay_over(buffers, name, cache, begin)
     known, used = footprints.get(cache, Footprint()), footprints[name]
     footprints[cache] = replace(
         known,
         may_read=known.may_read.union(_shifted(used.may_read, begin)),
         must_write=known.must_write.union(_shifted(used.must_write, begin)),
     )
+
+
+def _lay_over(buffers: dict[str, PlannedBuffer], name: str, cache: str, begin: int) -> None:
+    """From byte `begin` of a cache on, whose base then is aligned as both need it."""
+    alignment = max(buffers[name].alignment_bytes, buffers[cache].alignment_bytes)
+    buffers[cache] = replace(buffers[cache], alignment_bytes=alignment)
+    placement = Placement(over=(cache, begin))
+    buffers[name] = replace(buffers[name], placement=placement, image=Image.empty())
 
 
 def _shifted(intervals: IntervalSet, by: int) -> IntervalSet:

@@ -141,23 +141,26 @@ class _Pool:
     """
 
     def __init__(self, size_bytes: int, *, writable: bool) -> None:
-        """Raises `DoesNotFitError`."""
+        """Raises `DoesNotFitError`, and leaves nothing behind then."""
         self._mapping = _Mapping(size_bytes)
         self.address = self._mapping.address
         self.reserved_bytes = self._mapping.reserved_bytes
         try:
-            file = os.memfd_create("pagefuzz-pool", os.MFD_CLOEXEC)
-        except OSError as error:
+            self._own = self._backed(size_bytes, writable=writable)
+        except (OSError, DoesNotFitError) as error:
+            self._mapping.close()
             raise DoesNotFitError(f"no memory for a pool: {error}") from None
+        self.memory: Bytes = np.frombuffer(self._own, np.uint8)
+
+    def _backed(self, size_bytes: int, *, writable: bool) -> mmap.mmap:
+        """Maps a file there; returns the harness's mapping of it."""
+        file = os.memfd_create("pagefuzz-pool", os.MFD_CLOEXEC)
         try:
             os.ftruncate(file, size_bytes)
             self._mapping.back_with(file, writable=writable)
-            self._own = mmap.mmap(file, size_bytes)
-        except OSError as error:
-            raise DoesNotFitError(f"no memory for a pool: {error}") from None
+            return mmap.mmap(file, size_bytes)
         finally:
             os.close(file)
-        self.memory: Bytes = np.frombuffer(self._own, np.uint8)
 
     def close(self) -> None:
         self._mapping.close()  # the other mapping goes with its last view
@@ -219,7 +222,7 @@ class _SparseRegion:
         os.ftruncate(self._file, self.mapping.size_bytes)
         self._windows.fill(seed, fill)
         for begin, data in self._windows.slices(self._windows.before):
-            os.pwrite(self._file, data.data, self.base + begin)
+            self._write(begin, data)
 
     def chunks(self) -> tuple[Chunk, ...]:
         """Windows and pages that changed, by offset."""
@@ -258,9 +261,20 @@ class _SparseRegion:
                 page = pages[page_index].copy()
                 yield Chunk(position + page_index * PAGE_BYTES, np.zeros_like(page), page)
 
+    # One call moves less than 2 GiB, whatever it is asked for: each of these makes as many as it
+    # takes.
+
+    def _write(self, begin: int, data: Bytes) -> None:
+        at = 0
+        while at < data.size:
+            at += os.pwrite(self._file, data[at:].data, self.base + begin + at)
+
     def _read(self, begin: int, out: Bytes) -> None:
-        got = os.preadv(self._file, [out.data], self.base + begin)
-        assert got == out.size, "the file is as long as the region"
+        at = 0
+        while at < out.size:
+            got = os.preadv(self._file, [out[at:].data], self.base + begin + at)
+            assert got > 0, "the file is as long as the region"
+            at += got
 
     def close(self) -> None:
         self.mapping.close()
@@ -288,6 +302,7 @@ class HostArena:
         self._regions: list[tuple[PoolRegion, _Pool]] = []
         self._before: list[Bytes] = []  # of each region
         self._sparse: list[_SparseRegion] = []
+        self._poisoned: list[tuple[int, int]] = []  # (address, bytes)
         self._around = Around()
         self._stored: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -321,7 +336,9 @@ class HostArena:
         for buffer in large:
             self._sparse.append(_SparseRegion(buffer, expectation))
         around = [region.around for region in regions] + [one.around for one in self._sparse]
-        self._around = sum(around, start=Around())
+        self._poisoned = list(self._outside()) if self._poisons else []
+        poisoned = Around(poisoned_bytes=sum(size_bytes for _, size_bytes in self._poisoned))
+        self._around = sum(around, start=poisoned)
         addresses = {r.buffer.name: pool.address + r.base for r, pool in self._regions}
         addresses |= {s.buffer.name: s.mapping.address + s.base for s in self._sparse}
         overlaid_addresses(plan, addresses)
@@ -355,9 +372,8 @@ class HostArena:
         return {sparse.buffer.name: sparse.closed for sparse in self._sparse}
 
     def keep(self) -> None:
-        if self._poisons:
-            for address, size_bytes in self._outside():
-                _poison(address, size_bytes)
+        for address, size_bytes in self._poisoned:
+            _poison(address, size_bytes)
 
     def store(self, values: npt.NDArray[np.int64]) -> int:
         self._stored = values  # kept alive until the next call
@@ -380,9 +396,8 @@ class HostArena:
             )
 
     def collect(self) -> Collected:
-        if self._poisons:
-            for address, size_bytes in self._outside():
-                _unpoison(address, size_bytes)
+        for address, size_bytes in self._poisoned:
+            _unpoison(address, size_bytes)
         chunks: dict[str, tuple[Chunk, ...]] = {}
         examined = 0
         for (region, pool), before in zip(self._regions, self._before, strict=True):
@@ -404,14 +419,21 @@ class HostArena:
             (s.buffer, s.mapping.address + s.base, -s.base, s.mapping.size_bytes - s.base, s.closed)
             for s in self._sparse
         ]
-        overlaid = any(b.placement.over is not None for b in self._plan.buffers.values())
-        for buffer, address, begin, end, closed in () if overlaid else spans:
-            # One shadow byte describes 8 bytes and can only shorten them from the end.
-            stop = round_up(address + max(buffer.extent_bytes, 0), 8) - address
-            outside = IntervalSet([begin, min(stop, end)], [max(begin, -(address % 8)), end])
-            outside = outside.without(closed)
-            for first, last in outside:
+        for buffer, address, begin, end, closed in spans:
+            outside = IntervalSet([begin], [end]).without(self._extents(buffer.name, address, end))
+            for first, last in outside.without(closed):
                 yield address + first, last - first
+
+    def _extents(self, name: str, address: int, end: int) -> IntervalSet:
+        """Of the buffer whose base is at `address` and of those that lie over it, from there on."""
+        begins, ends = [], []
+        for other in self._plan.buffers.values():
+            root, at = self._plan.base(other.name)
+            if root == name and other.extent_bytes > 0:
+                # One shadow byte describes 8 bytes and can only shorten them from the end.
+                begins.append(at - (address + at) % 8)
+                ends.append(min(at + other.extent_bytes, end))
+        return IntervalSet(begins, ends)
 
     def _drop_sparse(self) -> None:
         for sparse in self._sparse:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pagefuzz.harness.memory.arena import (
+    BACKGROUND,
     SMALL_BYTES,
     DoesNotFitError,
     aligned_base,
@@ -114,8 +115,8 @@ class PlainArena:
             self._write(held, begin, end, fill)
 
     def _fill_windows(self, held: _Allocated, fill: int) -> None:
-        """Zeros outside of windows, as in other arenas."""
-        self._driver.set_bytes(held.address, 0, held.size_bytes)
+        """`BACKGROUND` outside of windows, as in a large region that is memory everywhere."""
+        self._driver.set_bytes(held.address, BACKGROUND[fill], held.size_bytes)
         windows = Windows(
             held.buffer,
             self._expectation,

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from pagefuzz.harness.memory.arena import BACKGROUND, RED_ZONE_BYTES, DoesNotFitError
 from pagefuzz.oracles.case import BASE_ALIGNMENT_BYTES
@@ -30,6 +31,9 @@ LIMIT_BYTES = 4 * 2**30
 #: Of the machine's free memory, the part that the windows of one region may take: what they hold
 #: exists several times while it is compared.
 _SHARE_OF_MEMORY = 1 / 8
+
+#: Compared at once.
+_PIECE_BYTES = 2**20
 
 
 def limit_bytes() -> int:
@@ -114,8 +118,7 @@ class Windows:
         if self._buffer.role is Role.IN_PLACE:
             windows = np.arange(self._starts.size)
         else:
-            different = np.flatnonzero(self.before != after)
-            windows = np.unique(np.searchsorted(self._starts, different, side="right") - 1)
+            windows = self._different(after)
         chunks = []
         for window in windows.tolist():
             begin, end = int(self.spans.begin[window]), int(self.spans.end[window])
@@ -123,3 +126,16 @@ class Windows:
             part = slice(start, start + end - begin)
             chunks.append(Chunk(begin, self.before[part], after[part]))
         return chunks
+
+    def _different(self, after: Bytes) -> npt.NDArray[np.int64]:
+        """int64 [n]: indices of the windows in which `after` differs. Compared piece by piece: a
+        destination may be written throughout, and nothing here may be as large again."""
+        found = np.zeros(self._starts.size, np.bool_)
+        for begin in range(0, self.before.size, _PIECE_BYTES):
+            end = min(begin + _PIECE_BYTES, self.before.size)
+            different = self.before[begin:end] != after[begin:end]
+            first = int(np.searchsorted(self._starts, begin, side="right")) - 1
+            last = int(np.searchsorted(self._starts, end))
+            starts = np.maximum(self._starts[first:last] - begin, 0)
+            found[first:last] |= np.logical_or.reduceat(different, starts)
+        return np.flatnonzero(found)

@@ -99,6 +99,7 @@ class CpGatherAndUpconvertFp8KvCache(EntryReferences):
         COUNTS,
     )
     payload_values = frozenset({"src"})
+    alignments = MappingProxyType({"src": 4})
 
     #: Stride -> (least bytes, reason tag); where it is not ignored.
     least_strides: ClassVar[Mapping[str, tuple[int, str]]] = MappingProxyType(

@@ -114,9 +114,9 @@ print("seen")
 
 # One access a process; this one forks before CUDA starts, and its children say how they fared.
 FAULTS = """
-def outcome(size, role, mirrored, offset, kind):
+def outcome(size, role, mirrored, offset, kind, place):
     arena = start()
-    plan = plan_of(buffer("x", role, size))
+    plan = plan_of(buffer("x", role, size, **place))
     address = arena.place(plan.mirrored() if mirrored else plan, expectation_of())["x"]
     arena.fill(0)
     arena.synchronise()
@@ -132,7 +132,9 @@ wrong = 0
 size = {"small": SMALL, "large": LARGE, "sparse": SPARSE}[sys.argv[2]]
 # In the middle of a sparse buffer nothing is mapped.
 middle = FAULT if size == SPARSE else "none"
-for role, mirrored, offset, kind, want in (
+# A slice of a workspace: 5 bytes in front, 3 behind what the launcher is told.
+slice = {"before_bytes": 5, "slack_bytes": 4, "after_bytes": 3}
+for role, mirrored, offset, kind, want, *place in (
     (SOURCE, False, size // 2, READ, middle),
     (DESTINATION, False, size // 2, READ, middle),
     (DESTINATION, True, size // 2, STORE, middle),
@@ -152,12 +154,17 @@ for role, mirrored, offset, kind, want in (
     (SOURCE, False, size // 2, STORE, FAULT),
     (SOURCE, True, 0, STORE, FAULT),
     (Role.INDEX, False, 0, STORE, FAULT),
+    (SOURCE, False, size + 6, READ, "none", slice),
+    (SOURCE, False, size + 7, READ, FAULT, slice),
+    (DESTINATION, False, size + 7, STORE, FAULT, slice),
+    (SOURCE, True, -5, READ, "none", slice),
+    (SOURCE, True, -6, READ, FAULT, slice),
 ):
     sys.stdout.flush()
     ends = os.pipe()
     child = os.fork()
     if not child:
-        os.write(ends[1], outcome(size, role, mirrored, offset, kind).encode())
+        os.write(ends[1], outcome(size, role, mirrored, offset, kind, *(place or [{}])).encode())
         os._exit(0)
     os.close(ends[1])
     _, status = os.waitpid(child, 0)
@@ -165,7 +172,7 @@ for role, mirrored, offset, kind, want in (
     os.close(ends[0])
     if got != want:
         wrong += 1
-        print(f"{size} {role} {mirrored} {offset} {kind}: {got or status}, not {want}")
+        print(f"{size} {role} {mirrored} {offset} {kind} {place}: {got or status}, not {want}")
 print(f"{wrong} wrong")
 """
 
@@ -189,8 +196,8 @@ def test_writes_are_seen_where_they_fell() -> None:
 
 @pytest.mark.parametrize("size", ["small", "large", "sparse"])
 def test_accesses_outside_and_stores_to_sources_fault(size: str) -> None:
-    """One byte past either end, far past, in a hole, and any store where the launch may not write:
-    an illegal memory access. The first and last byte can be touched."""
+    """One byte past either end, of a workspace too, far past, in a hole, and any store where the
+    launch may not write: an illegal memory access. The first and last byte can be touched."""
     done = run_script(FAULTS, size)
     assert done.stdout == "0 wrong\n", done.stdout + done.stderr
 

@@ -296,6 +296,28 @@ def test_what_is_no_round_trip_is_one_sentence(trip, sentence):
         lay_out(trip)
 
 
+@pytest.mark.parametrize("by", ["reader", "mover"])
+@pytest.mark.parametrize("element_bytes", [1, 4])
+def test_a_cache_is_aligned_as_all_its_users_need_it(by, element_bytes):
+    """A cache of bytes, a slice of a workspace, of which whole elements are copied: no launcher
+    refuses it, and it lies no further from its guard than that."""
+    writer = mla([0, 4], kv_dtype=1, cache=Placement(before_bytes=1, after_bytes=2))
+    trip = copied(writer, [[0, 2]], [0, 6], [0])
+    wide = {"element_bytes": element_bytes}
+    if by == "reader":
+        (gather,) = trip.gathers
+        trip = replace(trip, gathers=(replace(gather, case=gather.case.with_sizes(**wide)),))
+    else:
+        trip = replace(trip, moves=(moved(writer, [(0, 1)], **wide),))
+    laid = lay_out(trip).plan
+    for plan, front in ((laid, False), (laid.mirrored(), True)):
+        cache = plan.buffers["writer.cache"]
+        base = cache.base_offset_bytes
+        assert base % element_bytes == 0
+        gap = base - 1 if front else -(base + cache.memory_bytes) % 256
+        assert 0 <= gap < element_bytes
+
+
 def test_round_trips_are_plain_data(tmp_path):
     """JSON and back is the same; what is malformed is one sentence that names the file."""
     trip = replace(SOUND, writer=mla([0, 4], cache=Placement(offset_bytes=8)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ci.tests.harness.fake_driver import FakeDriver
 
-from pagefuzz.harness.memory.arena import SMALL_BYTES, DoesNotFitError
+from pagefuzz.harness.memory.arena import BACKGROUND, SMALL_BYTES, DoesNotFitError
 from pagefuzz.harness.memory.plain import MOST_RUNS, PlainArena
 from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.contents import initial_bytes
@@ -97,6 +97,17 @@ def test_only_readable_bytes_are_written(driver):
     assert held[24:] == bytes(40)
     assert held[8:24] != bytes(16)
     assert ctypes.string_at(addresses["counts"], 8) != bytes(8)
+
+
+def test_far_from_what_is_legal_a_large_buffer_holds_poison(driver):
+    """Other bytes in each fill, none of them zero, as in memory with guards."""
+    dst = buffer("dst", Role.DESTINATION, 4 * SMALL_BYTES, guard="none")
+    arena = PlainArena(driver)
+    address = arena.place(plan_of(dst), expectation_of())["dst"]
+    for fill in (0, 1):
+        arena.fill(fill)
+        held = set(ctypes.string_at(address + 2 * SMALL_BYTES, SMALL_BYTES))
+        assert held == {BACKGROUND[fill]}
 
 
 def test_too_many_pieces_are_not_run(driver):
