@@ -350,6 +350,7 @@ def assert_fixed(path: Path) -> None:
         finding.build,
         timeout_s=finding.hang_after_s,
     ) as checker:
+        checker.watch_ends()
         verdict = checker.check(finding.case)
     if verdict.outcome is Outcome.NOT_RUN:
         raise CannotCheckError(f"{path}: the case was not run: {verdict.not_run}")

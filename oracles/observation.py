@@ -240,12 +240,13 @@ class Death:
     """How a worker ended instead of answering.
 
     how is the short fixed name ("SIGSEGV", "illegal memory access", "exit status 3"), detail the
-    rest of what is known.
+    rest of what is known; later: not before its launches had come back, and were judged.
     """
 
     how: str
     detail: str = ""
     access: DeathAccess | None = None
+    later: bool = False
 
 
 @dataclass(frozen=True)

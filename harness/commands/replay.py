@@ -63,6 +63,7 @@ def _replay_on(
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:
+        checker.watch_ends()
         verdict = checker.check(case)
         where = f"{case.operation} · {subject} · {checker.backend} · {checker.build} build"
         if verdict.outcome is Outcome.NOT_RUN:

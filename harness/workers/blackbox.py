@@ -26,13 +26,14 @@ from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Plan
 
 #: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, the longest
-#: launch, when the last one began, `pf_fault` and the buffers.
-_MEMORY_AT, _LONGEST_AT, _LAUNCHED_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 40, 64, 128
+#: launch, when the last one began, how many have, `pf_fault` and the buffers.
+_MEMORY_AT, _LONGEST_AT, _LAUNCHED_AT, _COUNT_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 40, 48, 64, 128
 #: Of which most is never touched: only a case of very many holes needs so much.
 SIZE_BYTES = 2**21
 
 _MEMORY = struct.Struct("<3q")
 _SECONDS = struct.Struct("<d")
+_COUNT = struct.Struct("<q")
 
 _ffi = cffi.FFI()
 
@@ -91,6 +92,8 @@ class BlackBox:
             longest_s = max(now - self._launched, self.longest_launch_s())
             _SECONDS.pack_into(self._memory, _LONGEST_AT, longest_s)
         self._launched = now if stage is Stage.LAUNCHING else None
+        if stage is Stage.LAUNCHING:
+            _COUNT.pack_into(self._memory, _COUNT_AT, self.launches() + 1)
         _SECONDS.pack_into(self._memory, _LAUNCHED_AT, now)
         self._memory[1] = (self._memory[1] + 1) % 256
         self._memory[0] = stage
@@ -143,6 +146,10 @@ class BlackBox:
     def entered(self) -> bytes:
         """The stage, and which entry into it; differs whenever a stage was entered."""
         return bytes(self._memory[:2])
+
+    def launches(self) -> int:
+        """How many have begun."""
+        return int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])
 
     def longest_launch_s(self) -> float:
         """Of those that have come back; 0 before the first."""

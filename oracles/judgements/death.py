@@ -34,10 +34,11 @@ class DeathJudgement(Judgement):
         details = {
             "access": access,
             "where": death.access.where if death.access is not None else "",
-            "means": means_of(death.how),
+            "means": _LATER if death.later else means_of(death.how),
         }
         details = {label: text for label, text in details.items() if text}
-        failure = Failure(self.name, f"{death.how} during the launch", (death.how,), details)
+        title = f"{death.how} {'after' if death.later else 'during'} the launch"
+        failure = Failure(self.name, title, (death.how,), details)
         return Judged((failure,), survived + 1)
 
     def _at_a_buffer(self, run: Run, how: str, access: DeathAccess) -> Failure:
@@ -131,6 +132,11 @@ _MEANS = {
     "instruction is for; the context is lost",
     "invalid program counter": "a thread jumped to where there is no code; the context is lost",
 }
+
+_LATER = (
+    "the launch came back, and its process died later: the launch has damaged the heap, or left "
+    "behind a timer, or work that failed"
+)
 
 #: Of operations' sources. A twin is compiled from a changed copy elsewhere; its lines are the same.
 _FOLDER = "kernels/operations"
