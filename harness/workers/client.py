@@ -78,7 +78,7 @@ class _Running:
 
     @classmethod
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
-        """Raises `CannotCheckError` if the server is gone."""
+        """Raises `CannotCheckError` if the server is gone or can fork no further process."""
         with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
             channel, theirs = socket.socketpair()
             always.callback(theirs.close)
