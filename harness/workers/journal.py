@@ -12,6 +12,7 @@ from pagefuzz.harness.errors import CannotCheckError
 
 _LIMIT_BYTES = 2**20
 _KEPT = 20
+_LONG_AGO = "0"  # as when the process began: it has ended
 _numbers = itertools.count(1)
 
 
@@ -27,7 +28,8 @@ class Journal:
     """
 
     def __init__(self, path: Path, **about: str) -> None:
-        """`about` (subject, device, build) goes into every line.
+        """`about` (subject, device, build) goes into every line. What a process that was killed has
+        left at that path is moved aside: see `left_behind`.
 
         Raises `CannotCheckError` if the file cannot be written.
         """
@@ -36,6 +38,8 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size:
+                path.rename(_unused(path.parent, _LONG_AGO))
             self._file = os.open(path, flags, 0o644)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -85,19 +89,39 @@ def last_entry(path: Path) -> dict[str, Any] | None:
 
 
 def new_path(folder: Path) -> Path:
-    """For a journal of this process; of those that others left behind only the newest are kept."""
+    """For a journal of this process, which nobody else has or has had; of those that others left
+    behind only the newest are kept."""
     for old in sorted(left_behind(folder), key=_changed_at, reverse=True)[_KEPT:]:
         old.unlink(missing_ok=True)
-    return folder / f"{os.getpid()}-{next(_numbers)}.jsonl"
+    return _unused(folder, _began("self"))
+
+
+def _unused(folder: Path, began: str | None) -> Path:
+    while (path := folder / f"{os.getpid()}-{began}-{next(_numbers)}.jsonl").exists():
+        pass  # of a machine that was started anew
+    return path
 
 
 def left_behind(folder: Path) -> list[Path]:
-    """Journals in a folder whose process has ended without an orderly end."""
-    return [
-        path
-        for path in folder.glob("*-*.jsonl")
-        if (number := path.stem.split("-")[0]).isdecimal() and not Path("/proc", number).exists()
-    ]
+    """Journals in a folder whose process has ended without an orderly end. Another one may have
+    its number by now, in a container soon."""
+    found = []
+    for path in folder.glob("*-*.jsonl"):
+        number, began, *rest = path.stem.split("-")
+        if number.isdecimal():  # two numbers: of a version that did not tell when it began
+            now = _began(number)
+            if now is None or (rest and now != began):
+                found.append(path)
+    return found
+
+
+def _began(process: str) -> str | None:
+    """When a process was started, in ticks since the machine was; None if it has ended."""
+    try:
+        text = Path("/proc", process, "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[19]  # its name, in parentheses, may hold anything
 
 
 def _changed_at(path: Path) -> float:

@@ -417,6 +417,36 @@ def test_journals_of_ended_processes_are_found_and_not_hoarded(tmp_path: Path) -
     mine.close()
 
 
+def test_a_process_of_the_same_number_has_a_journal_of_its_own(tmp_path: Path) -> None:
+    """The one that was killed left its case behind, which is found, and kept."""
+    mine = new_path(tmp_path)
+    number, began, count = mine.stem.split("-")
+    (tmp_path / f"{number}-{count}.jsonl").write_text("{}\n")  # of an older version: not told apart
+    old = tmp_path / f"{number}-{int(began) - 1}-{count}.jsonl"
+    old.write_text('{"case":1}\n')
+    taken = tmp_path / f"{number}-{began}-{int(count) + 1}.jsonl"
+    taken.write_text('{"case":2}\n')
+    journal = Journal(new_path(tmp_path))
+    assert journal.path not in (mine, old, taken)
+    assert left_behind(tmp_path) == [old]
+    journal.write(case_of(HARMLESS))
+    journal.close()
+    assert last_entry(old) == {"case": 1}
+    assert last_entry(taken) == {"case": 2}
+
+
+def test_a_journal_at_a_path_that_was_used_before_leaves_that_alone(tmp_path: Path) -> None:
+    """That of a runner is named after its number, which another may have had."""
+    path = tmp_path / "runner-7.jsonl"
+    path.write_text('{"case":1}\n')
+    journal = Journal(path)
+    journal.write(case_of(HARMLESS))
+    journal.close()
+    (old,) = left_behind(tmp_path)
+    assert last_entry(old) == {"case": 1}
+    assert list(tmp_path.iterdir()) == [old]
+
+
 def test_a_journal_that_cannot_be_written_cannot_be_checked(tmp_path: Path) -> None:
     """A folder that is a file is one sentence, before anything runs."""
     (tmp_path / "file").write_text("")
