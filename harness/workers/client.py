@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pagefuzz.harness.errors import CannotCheckError, RuinedProcessError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, FixedBytes, Injection
-from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.workers.blackbox import BlackBox, NotedLaunch, Stage
 from pagefuzz.harness.workers.ends import (
     BY_OTHERS,
     KILLERS,
@@ -388,9 +388,9 @@ class Worker:
                 Verdict.from_json(answer["verdict"]), fixed and FixedBytes.from_json(fixed)
             )
         if "death" in answer:
-            detail = self._bury("").detail
-            said = answer["death"]["detail"]
-            death = Death(answer["death"]["how"], f"{said}\n{detail}" if detail else said)
+            end, said = self._bury(""), answer["death"]["detail"]
+            text = f"{said}\n{end.detail}" if end.detail else said
+            death = replace(end, how=answer["death"]["how"], detail=text, access=None)
             if has_launched:
                 return death
             if running.suspect is not None:  # the device was lost before this case launched
@@ -426,17 +426,20 @@ class Worker:
         status = running.end()
         detail = last_words(running.output.text())
         short = _is_short_of_memory(running)
-        access = access_of(running.box, detail)
+        access, noted = access_of(running.box, detail), running.box.launch()
+        # Afterwards nobody knows which of them was why.
+        which = noted if running.box.stage is Stage.LAUNCHING else NotedLaunch()
         self.memory = self.memory.most(running.box.memory())
         self._running = None
         running.close()
         if how == HANG:
             said = f"no answer for {self.hang_after_s:g} s; the worker was killed"
-            return Death(HANG, f"{said}\n{detail}" if detail else said)
+            text = f"{said}\n{detail}" if detail else said
+            return Death(HANG, text, launch=which.text, is_own=which.is_own)
         how = name_of_end(status, detail)
         if how == "SIGKILL":
             detail = f"{KILLERS[short]}\n{detail}".strip()
-        return Death(how, detail, access)
+        return Death(how, detail, access, launch=which.text, is_own=which.is_own)
 
     def restart(self) -> None:
         """Ends the process in order: the next case gets a fresh one."""

@@ -79,7 +79,7 @@ def access_of(box: BlackBox, report: str) -> DeathAccess | None:
     if fault is None:
         return None
     at = (fault.buffer, fault.offset_bytes, fault.memory_bytes)
-    return DeathAccess(*at, fault.is_write, where, fault.hole)
+    return DeathAccess(*at, fault.is_write, where, fault.hole, fault.mapped)
 
 
 _FAULT = re.compile(rf"{REPORT}: (?:SEGV|BUS) on unknown address (0x[0-9a-f]+)")

@@ -46,9 +46,9 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
             # Until it is sent: a launch may have closed the channel too.
             about = {"number": message.get("number"), "memory": runner.memory().to_json()}
             send(channel, {**answer, **about})
-            box.enter(Stage.IDLE)
             if "death" in answer or "spoiled" in answer:
                 return 0  # the context is lost, or so: nothing more can be launched from here
+            box.enter(Stage.IDLE)
     except BrokenPipeError:
         pass
     runner.close()
