@@ -184,7 +184,7 @@ class Worker:
     unended_launch_s  how long a launch of the last case had lasted that was ended; 0 if none was
     watches_ends      whether each case that passes is run again by the same process, which then
                       ends: if it dies meanwhile, that is a death of the case. Once one has died
-                      after a case that had passed, this is so
+                      after launches that came back, this is so
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Worker:
         self.deaths = self._asked = 0
         self.device = ""
         self.memory = MemoryUse()
-        self.watches_ends = False
+        self.watches_ends = self._has_shown = False
         self._ruin: RuinedProcessError | None = None
 
     @property
@@ -306,6 +306,8 @@ class Worker:
             self._close_running()  # a launch that fails may ruin the process for the next one
         if isinstance(answer, Death):
             self._ruin = None  # shows it, as every further case would
+            self._has_shown |= answer.later
+            self.watches_ends |= answer.later
         elif self._ruin is not None and passed:
             raise self._ruin
         return answer
@@ -326,6 +328,8 @@ class Worker:
 
     def _note_ruin(self, case: Recorded, death: Death) -> None:
         self.watches_ends = True
+        if self._has_shown:  # so that the case is one more that does what is known
+            return
         self._ruin = RuinedProcessError(
             f"a process ended after a case had passed, by itself and not in order: "
             f"{in_a_line(death)}; the last case that it had launched, which a replay may show to "

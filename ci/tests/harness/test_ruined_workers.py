@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from ci.chaos_lane import misbehaving_case as case_of
@@ -115,6 +117,33 @@ def test_a_death_that_follows_says_enough(worker: Worker) -> None:
     assert isinstance(worker.run(case_of(SEGFAULT)), Death)
     assert outcome(worker.run(OTHER)) is Outcome.CLEAN
     worker.close()
+
+
+def test_what_a_death_has_shown_is_not_said_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finding is made simpler by way of cases that pass and ruin the worker too."""
+    monkeypatch.setattr(Worker, "_ask", _asking_later(Worker._ask))
+    death = worker.run(case_of(SEGFAULT))
+    assert isinstance(death, Death)
+    assert death.later
+    assert worker.watches_ends
+    worker.watches_ends = False  # as it was when this one was asked
+    worker.run(RUINED)
+    end(worker)
+    assert outcome(worker.run(OTHER)) is Outcome.CLEAN
+    assert worker.watches_ends
+    worker.close()
+
+
+def _asking_later(ask: Any) -> Any:
+    """As if each death came when the launch was judged."""
+
+    def asked(*about: Any) -> Any:
+        answer = ask(*about)
+        return replace(answer, later=True) if isinstance(answer, Death) else answer
+
+    return asked
 
 
 def test_a_device_that_is_lost_between_cases_is_lost_by_the_one_before(
