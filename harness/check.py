@@ -23,7 +23,7 @@ from pagefuzz.harness import subjects
 from pagefuzz.harness.build import BuildSpec, cache_folder, compiler
 from pagefuzz.harness.build import build as build_object
 from pagefuzz.harness.devices import resolve_device
-from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.errors import CannotCheckError, RuinedProcessError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Assignment, FixedBytes, Injection
 from pagefuzz.harness.workers.client import Worker, worker_for
@@ -90,8 +90,17 @@ class OwnsWorker:
         """Ends the worker: the next case gets a fresh one."""
         self._worker.restart()
 
+    def watch_ends(self) -> None:
+        """From now on each case that passes is run again in the same worker, which then ends: if it
+        dies meanwhile, that is a death of the case. For a few cases: the last one of many is
+        watched by `close`."""
+        self._worker.watches_ends = True
+
     def close(self) -> None:
-        """Ends the worker. The fork server stays for other checkers until this process exits."""
+        """Ends the worker. The fork server stays for other checkers until this process exits.
+
+        Raises `RuinedProcessError` if a worker has died after a case that had passed.
+        """
         self._worker.close()
 
     def __enter__(self) -> Self:
@@ -103,7 +112,11 @@ class OwnsWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RuinedProcessError:
+            if error is None:
+                raise
 
 
 class Checker(OwnsWorker):
@@ -235,6 +248,7 @@ def check(
     milliseconds on the host and a third of a second on a GPU. Use a `Checker` for many cases.
     """
     with Checker(case.operation, subject, device, build) as checker:
+        checker.watch_ends()
         return checker.check(case)
 
 

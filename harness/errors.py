@@ -10,5 +10,9 @@ class CannotCheckError(Exception):
     """
 
 
+class RuinedProcessError(CannotCheckError):
+    """A case passed, and then the process died that had launched it: it was no pass."""
+
+
 class MissingPackageError(CannotCheckError):
     """An optional package, or the version of it that is needed, is not installed."""

@@ -27,7 +27,7 @@ from pagefuzz.oracles.verdict import Failure, Outcome, Severity, Verdict
 FINDING_SCHEMA = 1
 
 #: Lines of the report that a judgement may fill, in the order in which they are printed.
-DETAIL_ORDER = ("access", "got", "want", "where", "means", "effect")
+DETAIL_ORDER = ("access", "launch", "got", "want", "where", "means", "effect")
 
 #: What each judgement looks with, for the line that says who saw the fault.
 LAYERS = {
@@ -377,6 +377,7 @@ def assert_fixed(path: Path) -> None:
         finding.build,
         timeout_s=finding.hang_after_s,
     ) as checker:
+        checker.watch_ends()
         verdict = checker.check(finding.case)
     if verdict.outcome is Outcome.NOT_RUN:
         raise CannotCheckError(f"{path}: the case was not run: {verdict.not_run}")

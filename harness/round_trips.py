@@ -18,8 +18,8 @@ from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.native import NotAcceptedError
 from pagefuzz.harness.objects import LaunchObject
 from pagefuzz.harness.round_trip_layers import examined, in_force
-from pagefuzz.harness.running import Answer, Assignment, Injection, loaded
-from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.running import Answer, Assignment, Injection, loaded, second_text
+from pagefuzz.harness.workers.blackbox import BlackBox, NotedLaunch, Stage
 from pagefuzz.harness.workers.client import worker_for
 from pagefuzz.harness.workers.journal import Journal, new_path
 from pagefuzz.oracles import registry
@@ -169,12 +169,15 @@ class RoundTripRunner:
         return Answer(replace(verdict, layers=found))
 
     def _launches(self, laid: LaidRoundTrip) -> list[RoundTripLaunch]:
-        launches = []
+        launches: list[RoundTripLaunch] = []
         for fill, plan in zip(FILLS, (laid.plan, laid.plan.mirrored()), strict=True):
             addresses = self._arena.place(plan, laid.expectation)
             self._arena.fill(fill)
             steps = []
             for step in laid.steps:
+                which = f"the launch of {step.operation.name}"
+                if launches:
+                    which += f" in {second_text(mirrored=True)}"
                 own = {name: addresses[step.buffer(name)] for name in step.plan.buffers}
                 subject = self._subjects[step.operation.name]
                 assignment = self._assignment.of(step.operation.name)
@@ -182,8 +185,9 @@ class RoundTripRunner:
                 if subject.keeps_record:
                     subject.begin_check(step.plan, step.expectation, self._arena.store)
                 subject.catch_faults(self._box.fault_address())
-                path, closed = assignment.object_path, self._arena.closed()
-                self._box.note_launch(path, plan, addresses, closed)
+                path, arena = assignment.object_path, self._arena
+                noted = NotedLaunch(which)
+                self._box.note_launch(path, plan, addresses, arena.closed(), arena.mapped(), noted)
                 self._box.note_memory(self.memory())
                 self._box.enter(Stage.LAUNCHING)
                 status, message = subject.launch()
@@ -227,8 +231,14 @@ def _of_death(death: Death, pair: str) -> Failure:
     title = f"a launch of {pair} ended its process: {death.how}"
     access = death.access
     if access is None or not access.buffer:
-        return Failure(NAME, title, ("death", death.how), {"access": death.detail})
-    details = {"access": access_text(death.how, access), "where": access.where}
+        details = {"access": death.detail, "launch": death.launch}
+        details = {label: text for label, text in details.items() if text or label == "access"}
+        return Failure(NAME, title, ("death", death.how), details)
+    details = {
+        "access": access_text(death.how, access),
+        "launch": death.launch,
+        "where": access.where,
+    }
     details = {label: text for label, text in details.items() if text}
     return Failure(NAME, title, ("death", death.how, access.buffer), details)
 

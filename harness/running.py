@@ -18,7 +18,7 @@ from pagefuzz.harness.memory.host import HostArena
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.native import BuiltObject, NotAcceptedError
 from pagefuzz.harness.objects import LaunchObject
-from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.workers.blackbox import BlackBox, NotedLaunch, Stage
 from pagefuzz.oracles import judging, registry, relation
 from pagefuzz.oracles.case import Case
 from pagefuzz.oracles.contents import FILLS
@@ -207,7 +207,10 @@ class Runner:
                 else:
                     self._arena.keep()
                 with self._ordered(derived.order):
-                    launch = self._launch(placed, derived.expectation, addresses, relation.FILL)
+                    noted = NotedLaunch(f"a launch for {name}: {derived.change}", is_own=False)
+                    launch = self._launch(
+                        placed, derived.expectation, addresses, relation.FILL, noted
+                    )
                 yield Related(name, derived, launch)
 
     @contextmanager
@@ -232,7 +235,7 @@ class Runner:
         # A refused case may be one for where its buffers lie.
         refused = expectation.case_class is CaseClass.REFUSED
         mirror = plan if refused else plan.mirrored()
-        launches = []
+        launches: list[Launch] = []
         for fill, placed in zip(fills, (plan, mirror), strict=False):
             addresses = self._place(placed, expectation)
             if injection is not None:
@@ -245,7 +248,8 @@ class Runner:
                     injection.kind,
                 )
             self._arena.fill(fill)
-            launches.append(self._launch(placed, expectation, addresses, fill))
+            noted = NotedLaunch(second_text(mirrored=not refused) if launches else "")
+            launches.append(self._launch(placed, expectation, addresses, fill, noted))
         return tuple(launches)
 
     def _place(self, plan: Plan, expectation: Expectation) -> Mapping[str, int]:
@@ -254,13 +258,19 @@ class Runner:
         return addresses
 
     def _launch(
-        self, plan: Plan, expectation: Expectation, addresses: Mapping[str, int], fill: int
+        self,
+        plan: Plan,
+        expectation: Expectation,
+        addresses: Mapping[str, int],
+        fill: int,
+        noted: NotedLaunch,
     ) -> Launch:
         """Of what was placed and filled."""
         subject, arena = self._object, self._arena
         if subject.keeps_record:
             subject.begin_check(plan, expectation, arena.store)
-        self._box.note_launch(self._assignment.object_path, plan, addresses, arena.closed())
+        path, closed, mapped = self._assignment.object_path, arena.closed(), arena.mapped()
+        self._box.note_launch(path, plan, addresses, closed, mapped, noted)
         self._box.note_memory(self.memory())
         self._box.enter(Stage.LAUNCHING)
         status, message = subject.launch()
@@ -297,6 +307,12 @@ class Runner:
 
 def _shortage(error: DoesNotFitError | MemoryError) -> str:
     return str(error) or "the case does not fit into this machine's memory"
+
+
+def second_text(*, mirrored: bool) -> str:
+    """Which launch the second one is, in words."""
+    ends = ", with every buffer at the other end of its memory" if mirrored else ""
+    return f"the second launch{ends}"
 
 
 def loaded(assignment: Assignment) -> tuple[LaunchObject, Scan]:

@@ -222,20 +222,23 @@ class DeathAccess:
     """The access that a worker died of.
 
     buffer        the one beside it; "" if there is none
-    offset_bytes  from its base, or from 0
+    offset_bytes  from its base, or from 0; None if the address is not known
     memory_bytes  of it, workspace behind it included
     is_write      None if that is not known
     where         "kernels/operations/x.cu:88", "" if that is not known
     hole          (begin, end) of the stretch of that buffer, from its base, in which no byte is
                   legal and which nobody may touch; None if it was in none
+    mapped        (begin, end) of that buffer's region, from its base: red zones and workspaces
+                  included; outside of it nobody may touch anything. None: only the buffer is known
     """
 
     buffer: str
-    offset_bytes: int
+    offset_bytes: int | None
     memory_bytes: int
     is_write: bool | None
     where: str
     hole: tuple[int, int] | None = None
+    mapped: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -243,12 +246,16 @@ class Death:
     """How a worker ended instead of answering.
 
     how is the short fixed name ("SIGSEGV", "illegal memory access", "exit status 3"), detail the
-    rest of what is known.
+    rest of what is known; later: not before its launches had come back, and were judged; launch:
+    in which it was, "" in the first, or later; is_own: whether that is of the case's own plan.
     """
 
     how: str
     detail: str = ""
     access: DeathAccess | None = None
+    later: bool = False
+    launch: str = ""
+    is_own: bool = True
 
 
 @dataclass(frozen=True)

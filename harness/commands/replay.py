@@ -76,6 +76,7 @@ def _replay_on(
         isolate=options.isolate,
         gpu_memory_bytes=options.gpu_memory,
     ) as checker:
+        checker.watch_ends()
         verdict = checker.check(case)
         built = built_text(checker.backend, checker.build, checker.flags)
         where = f"{case.operation} · {subject} · {checker.backend} · {built}"

@@ -215,6 +215,7 @@ def _again_on(
     device = options.device or (known.backend if known else "auto")
     build = options.build or (known.build if known else "checked")
     with _checker(unit, device, build, options, hang_after_s) as checker:
+        checker.watch_ends()
         verdict = checker.check(trip)
         where = f"{unit} · {checker.backend} · {checker.build} build"
         if verdict.outcome is Outcome.NOT_RUN:

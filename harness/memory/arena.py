@@ -90,6 +90,11 @@ class Arena(Protocol):
     def closed(self) -> Mapping[str, IntervalSet]:
         """By buffer, the holes that nobody may touch, as offsets from its base in bytes."""
 
+    def mapped(self) -> Mapping[str, tuple[int, int]]:
+        """By buffer with memory of its own, where a launch on the host may at least read: (begin,
+        end) of its region as offsets from its base in bytes, closed holes aside. Empty on a device,
+        which does not tell where it faults."""
+
     def keep(self) -> None:
         """In place of `fill`: the next launch finds what the last one has left, and `collect` tells
         what both did."""

@@ -371,6 +371,12 @@ class HostArena:
     def closed(self) -> Mapping[str, IntervalSet]:
         return {sparse.buffer.name: sparse.closed for sparse in self._sparse}
 
+    def mapped(self) -> Mapping[str, tuple[int, int]]:
+        found = {region.buffer.name: (region.begin, region.end) for region, _ in self._regions}
+        for one in self._sparse:
+            found[one.buffer.name] = (-one.base, one.mapping.size_bytes - one.base)
+        return found
+
     def keep(self) -> None:
         for address, size_bytes in self._poisoned:
             _poison(address, size_bytes)

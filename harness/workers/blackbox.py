@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import cffi
 import numpy as np
@@ -26,13 +27,17 @@ from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Plan
 
 #: Byte 0: the stage; 1: changes with every stage that is entered. Then `MemoryUse`, the longest
-#: launch, when the last one began, `pf_fault` and the buffers.
-_MEMORY_AT, _LONGEST_AT, _LAUNCHED_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 40, 64, 128
+#: launch, when the last one began, how many have, `pf_fault` and the buffers.
+_MEMORY_AT, _LONGEST_AT, _LAUNCHED_AT, _COUNT_AT, _FAULT_AT, _BUFFERS_AT = 8, 32, 40, 48, 64, 128
 #: Of which most is never touched: only a case of very many holes needs so much.
 SIZE_BYTES = 2**21
 
 _MEMORY = struct.Struct("<3q")
 _SECONDS = struct.Struct("<d")
+_COUNT = struct.Struct("<q")
+
+#: `pf_fault.is_write` where the address is not known either.
+_NO_ADDRESS = -2
 
 _ffi = cffi.FFI()
 
@@ -52,20 +57,34 @@ class Fault:
 
     subject       path of the object that was launched
     buffer        the nearest one; "" if none is near
-    offset_bytes  from its base, or from 0
+    offset_bytes  from its base, or from 0; None if the processor does not tell the address
     memory_bytes  of it, workspace behind it included
     instruction   that accessed it, from the beginning of that object
     is_write      None where the processor does not tell
     hole          (begin, end) of the closed hole that it was in, from the base; None if in none
+    mapped        (begin, end) of the buffer's region, from the base, which a launch may read
     """
 
     subject: str
     buffer: str
-    offset_bytes: int
+    offset_bytes: int | None
     memory_bytes: int
     instruction: int
     is_write: bool | None
     hole: tuple[int, int] | None = None
+    mapped: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class NotedLaunch:
+    """Which launch of a case one is.
+
+    text    "the second launch", ...; "" of the first
+    is_own  whether it is of the case's own plan
+    """
+
+    text: str = ""
+    is_own: bool = True
 
 
 class BlackBox:
@@ -91,6 +110,8 @@ class BlackBox:
             longest_s = max(now - self._launched, self.longest_launch_s())
             _SECONDS.pack_into(self._memory, _LONGEST_AT, longest_s)
         self._launched = now if stage is Stage.LAUNCHING else None
+        if stage is Stage.LAUNCHING:
+            _COUNT.pack_into(self._memory, _COUNT_AT, self.launches() + 1)
         _SECONDS.pack_into(self._memory, _LAUNCHED_AT, now)
         self._memory[1] = (self._memory[1] + 1) % 256
         self._memory[0] = stage
@@ -106,9 +127,11 @@ class BlackBox:
         plan: Plan,
         addresses: Mapping[str, int],
         closed: Mapping[str, IntervalSet],
+        mapped: Mapping[str, tuple[int, int]],
+        launch: NotedLaunch,
     ) -> None:
-        """The path of the object that is launched next, where its buffers lie, and which holes in
-        them nobody may touch."""
+        """The path of the object that is launched next, where its buffers lie, which holes in them
+        nobody may touch, where their regions end (`Arena.mapped`), and which launch it is."""
         none = IntervalSet()
         buffers = [
             [
@@ -117,11 +140,12 @@ class BlackBox:
                 buffer.placement.before_bytes,
                 buffer.memory_bytes,
                 list(closed.get(name, none)),
+                mapped.get(name),
             ]
             for name, buffer in plan.buffers.items()
             if addresses[name] and buffer.placement.over is None
         ]
-        text = json.dumps([subject, buffers]).encode()
+        text = json.dumps([subject, launch.text, launch.is_own, buffers]).encode()
         head = len(text).to_bytes(4, "little")
         self._memory[_BUFFERS_AT : _BUFFERS_AT + 4 + len(text)] = head + text
 
@@ -144,6 +168,10 @@ class BlackBox:
         """The stage, and which entry into it; differs whenever a stage was entered."""
         return bytes(self._memory[:2])
 
+    def launches(self) -> int:
+        """How many have begun."""
+        return int(_COUNT.unpack_from(self._memory, _COUNT_AT)[0])
+
     def longest_launch_s(self) -> float:
         """Of those that have come back; 0 before the first."""
         return float(_SECONDS.unpack_from(self._memory, _LONGEST_AT)[0])
@@ -163,23 +191,39 @@ class BlackBox:
         is_write, number = np.frombuffer(noted[2:].tobytes(), np.int32).tolist()
         if not number:
             return None
+        instruction = int(noted[1])
+        if is_write == _NO_ADDRESS:
+            return Fault(self._noted()[0], "", None, 0, instruction, None)
         wrote = None if is_write < 0 else bool(is_write)
-        return self.fault_at(int(noted[0]), int(noted[1]), wrote)
+        return self.fault_at(int(noted[0]), instruction, wrote)
+
+    def _noted(self) -> tuple[str, NotedLaunch, list[Any]]:
+        """What `note_launch` was told: the object, which launch, the buffers."""
+        size = int.from_bytes(self._memory[_BUFFERS_AT : _BUFFERS_AT + 4], "little")
+        text = bytes(self._memory[_BUFFERS_AT + 4 : _BUFFERS_AT + 4 + size])
+        if not text:
+            return "", NotedLaunch(), []
+        subject, launch, is_own, buffers = json.loads(text)
+        return subject, NotedLaunch(launch, is_own), buffers
+
+    def launch(self) -> NotedLaunch:
+        """The last one."""
+        return self._noted()[1]
 
     def fault_at(self, address: int, instruction: int, is_write: bool | None) -> Fault:
         """A fault at an address, as one of the launch that was noted last."""
-        size = int.from_bytes(self._memory[_BUFFERS_AT : _BUFFERS_AT + 4], "little")
-        text = bytes(self._memory[_BUFFERS_AT + 4 : _BUFFERS_AT + 4 + size])
-        nearest: tuple[int, str, int, int, list[list[int]]] = (GUARD_BYTES, "", 0, 0, [])
-        subject, buffers = json.loads(text) if text else ("", ())
-        for name, base, before_bytes, memory_bytes, holes in buffers:
+        subject, _, buffers = self._noted()
+        nearest: tuple[int, str, list[Any]] = (GUARD_BYTES, "", [0, 0, 0, [], None])
+        for name, *about in buffers:
             # What lies in front may be wider than a guard.
+            base, before_bytes, memory_bytes, *_ = about
             distance = max(base - before_bytes - address, address - base - memory_bytes, 0)
-            nearest = min(nearest, (distance, name, base, memory_bytes, holes))
-        _, name, base, memory_bytes, holes = nearest
+            nearest = min(nearest, (distance, name, about))
+        _, name, (base, _, memory_bytes, holes, mapped) = nearest
         at = address - base
         hole = next(((begin, end) for begin, end in holes if begin <= at < end), None)
-        return Fault(subject, name, at, memory_bytes, instruction, is_write, hole)
+        region = None if mapped is None else (mapped[0], mapped[1])
+        return Fault(subject, name, at, memory_bytes, instruction, is_write, hole, region)
 
     def close(self) -> None:
         self._memory.close()

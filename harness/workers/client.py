@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.harness.errors import CannotCheckError, RuinedProcessError
 from pagefuzz.harness.memory.use import MemoryUse
 from pagefuzz.harness.running import Answer, FixedBytes, Injection
-from pagefuzz.harness.workers.blackbox import BlackBox, Stage
+from pagefuzz.harness.workers.blackbox import BlackBox, NotedLaunch, Stage
 from pagefuzz.harness.workers.ends import (
+    BY_OTHERS,
     KILLERS,
-    UNKNOWN_END,
     access_of,
+    bad_end,
     in_a_line,
     last_words,
     name_of_end,
@@ -51,9 +53,6 @@ _LOOK_EVERY_S = 0.1
 #: What a process prints is looked at so often: a gigabyte a second is 20 MB in between.
 _BOUND_EVERY_S = 0.02
 
-#: Ends that come from outside of a worker.
-_BY_OTHERS = ("SIGKILL", UNKNOWN_END)
-
 
 @dataclass
 class _Running:
@@ -62,6 +61,8 @@ class _Running:
     oom_kills  processes that the kernel had ended before this one began
     is_asked   whether it has a case to answer
     end_file   descriptor that is readable once it has ended; -1 if it had when that was asked for
+    launches   that had begun when it was asked last
+    suspect    the last case that it has launched, if that passed: the process may be ruined since
     """
 
     pid: int
@@ -72,10 +73,12 @@ class _Running:
     oom_kills: int | None
     end_file: int = -1
     is_asked: bool = False
+    launches: int = 0
+    suspect: Recorded | None = None
 
     @classmethod
     def fork(cls, server: ForkServer, assignment: Assigned) -> _Running:
-        """Raises `CannotCheckError` if the server is gone."""
+        """Raises `CannotCheckError` if the server is gone or can fork no further process."""
         with contextlib.ExitStack() as always, contextlib.ExitStack() as on_failure:
             channel, theirs = socket.socketpair()
             always.callback(theirs.close)
@@ -141,12 +144,25 @@ class _Running:
                     if os.path.samestat(os.stat(f"/proc/{process}/fd/{file}"), own):
                         os.kill(int(process), signal.SIGKILL)
 
-    def dismiss(self) -> None:
-        """Ends it in order; at once if it has a case, which may hang, and nobody waits for it."""
+    def dismiss(self) -> Death | None:
+        """Ends it in order; at once if it has a case, which may hang, and nobody waits for it. How
+        it ended if not in order, by itself and after a launch."""
         if self.is_asked:
             self.server.kill(self.pid)
-        self.end()
+        death = bad_end(self.end(), self.output.text())
         self.close()
+        return None if self.is_asked or self.suspect is None else death
+
+    @property
+    def has_launched(self) -> bool:
+        """Whether it has begun a launch since it was asked last."""
+        return self.box.launches() > self.launches
+
+    def note_launches(self, case: Recorded, verdict: Mapping[str, Any] | None) -> None:
+        """Once it has answered. verdict: as JSON, if that is what it answered."""
+        if self.has_launched:
+            failed = verdict is not None and verdict["outcome"] == Outcome.FAILED
+            self.suspect = None if failed else case
 
     def close(self) -> None:
         if self.end_file >= 0:
@@ -166,6 +182,9 @@ class Worker:
     hang_after_s      after which a launch is a hang; may be changed between cases
     longest_launch_s  of those that came back in a case that did; 0 before the first
     unended_launch_s  how long a launch of the last case had lasted that was ended; 0 if none was
+    watches_ends      whether each case that passes is run again by the same process, which then
+                      ends: if it dies meanwhile, that is a death of the case. Once one has died
+                      after launches that came back, this is so
     """
 
     def __init__(
@@ -184,6 +203,8 @@ class Worker:
         self.deaths = self._asked = 0
         self.device = ""
         self.memory = MemoryUse()
+        self.watches_ends = self._has_shown = False
+        self._ruin: RuinedProcessError | None = None
 
     @property
     def pid(self) -> int | None:
@@ -250,7 +271,8 @@ class Worker:
 
         A process that died of something else than a launch, or that somebody else may have ended,
         is replaced once. Raises `CaseError` and `CannotCheckError`, the latter also if its
-        successor does not get through either.
+        successor does not get through either, and as a `RuinedProcessError` if it died of an
+        earlier case, which had passed, and this one does not show what of.
         """
         message = {"case": case.to_json(), "with_fixed_bytes": with_fixed_bytes}
         if injection is not None:
@@ -261,7 +283,7 @@ class Worker:
             self.start()
             answer = self._ask(case, message)
             if not isinstance(answer, _Doubtful):
-                return answer
+                return self._shown(case, message, answer)
             doubtful = answer
             self._close_spare()  # what ended the one may have ended it too, or be about to
         assert doubtful is not None
@@ -274,9 +296,50 @@ class Worker:
             f"a worker died twice, not of the launch: {in_a_line(doubtful.death)}"
         )
 
+    def _shown(self, case: Recorded, message: Message, answer: Answer | Death) -> Answer | Death:
+        """An answer; but a death if the process does not come to its end, as far as that is
+        watched. Raises `RuinedProcessError` rather than let a case pass after one that did not."""
+        passed = isinstance(answer, Answer) and answer.verdict.outcome is not Outcome.FAILED
+        if self.watches_ends and passed:
+            answer = self._end_of(case, message) or answer
+        elif self.watches_ends:
+            self._close_running()  # a launch that fails may ruin the process for the next one
+        if isinstance(answer, Death):
+            self._ruin = None  # shows it, as every further case would
+            self._has_shown |= answer.later
+            self.watches_ends |= answer.later
+        elif self._ruin is not None and passed:
+            raise self._ruin
+        return answer
+
+    def _end_of(self, case: Recorded, message: Message) -> Answer | Death | None:
+        """How a case that has passed fails nevertheless, when its process runs it again and ends;
+        None if it does not."""
+        running = self._running
+        if running is None or running.suspect is None:
+            return None
+        again = self._ask(case, message)
+        if isinstance(again, Death):
+            return again
+        if isinstance(again, _Doubtful):
+            return None if again.death.how in BY_OTHERS else replace(again.death, later=True)
+        self._running, death = None, running.dismiss()
+        return again if again.verdict.outcome is Outcome.FAILED else death
+
+    def _note_ruin(self, case: Recorded, death: Death) -> None:
+        self.watches_ends = True
+        if self._has_shown:  # so that the case is one more that does what is known
+            return
+        self._ruin = RuinedProcessError(
+            f"a process ended after a case had passed, by itself and not in order: "
+            f"{in_a_line(death)}; the last case that it had launched, which a replay may show to "
+            f"be why: {json.dumps(case.to_json(), separators=(',', ':'))}"
+        )
+
     def _ask(self, case: Recorded, message: Message) -> Answer | Death | _Doubtful:
         running = self._running
         assert running is not None
+        running.launches = running.box.launches()
         running.output.clear()
         running.box.reset()
         if self._journal is not None:
@@ -312,10 +375,14 @@ class Worker:
             # A launch may have ruined the process, so that judging it dies. SIGKILL, or an end that
             # the server did not live to see, need not be its doing: somebody, or the kernel short
             # of memory, ended the worker.
-            if stage in (Stage.LAUNCHING, Stage.JUDGING) and death.how not in _BY_OTHERS:
-                return death
+            if stage in (Stage.LAUNCHING, Stage.JUDGING) and death.how not in BY_OTHERS:
+                return replace(death, later=stage is Stage.JUDGING)
+            if running.suspect is not None and death.how not in BY_OTHERS:
+                self._note_ruin(running.suspect, death)
             killed = death.how == "SIGKILL"
             return _Doubtful(death, stage is Stage.LAUNCHING and killed, killed and bool(short))
+        has_launched = running.has_launched
+        running.note_launches(case, answer.get("verdict"))
         self.longest_launch_s = max(self.longest_launch_s, running.box.longest_launch_s())
         if "memory" in answer:
             self.memory = self.memory.most(MemoryUse.from_json(answer["memory"]))
@@ -325,12 +392,18 @@ class Worker:
                 Verdict.from_json(answer["verdict"]), fixed and FixedBytes.from_json(fixed)
             )
         if "death" in answer:
-            detail = self._bury("").detail
-            said = answer["death"]["detail"]
-            return Death(answer["death"]["how"], f"{said}\n{detail}" if detail else said)
+            end, said = self._bury(""), answer["death"]["detail"]
+            text = f"{said}\n{end.detail}" if end.detail else said
+            death = replace(end, how=answer["death"]["how"], detail=text, access=None)
+            if has_launched:
+                return death
+            if running.suspect is not None:  # the device was lost before this case launched
+                self._note_ruin(running.suspect, death)
+            return _Doubtful(death, launching=False, short_of_memory=False)
         if "case_error" in answer:
             raise CaseError(answer["case_error"])
         if "spoiled" in answer:
+            running.suspect = None  # which is said already
             self._close_running()
         raise CannotCheckError(answer["cannot_check"])
 
@@ -357,17 +430,20 @@ class Worker:
         status = running.end()
         detail = last_words(running.output.text())
         short = _is_short_of_memory(running)
-        access = access_of(running.box, detail)
+        access, noted = access_of(running.box, detail), running.box.launch()
+        # Afterwards nobody knows which of them was why.
+        which = noted if running.box.stage is Stage.LAUNCHING else NotedLaunch()
         self.memory = self.memory.most(running.box.memory())
         self._running = None
         running.close()
         if how == HANG:
             said = f"no answer for {self.hang_after_s:g} s; the worker was killed"
-            return Death(HANG, f"{said}\n{detail}" if detail else said)
+            text = f"{said}\n{detail}" if detail else said
+            return Death(HANG, text, launch=which.text, is_own=which.is_own)
         how = name_of_end(status, detail)
         if how == "SIGKILL":
             detail = f"{KILLERS[short]}\n{detail}".strip()
-        return Death(how, detail, access)
+        return Death(how, detail, access, launch=which.text, is_own=which.is_own)
 
     def restart(self) -> None:
         """Ends the process in order: the next case gets a fresh one."""
@@ -375,8 +451,9 @@ class Worker:
 
     def _close_running(self) -> None:
         running, self._running = self._running, None
-        if running is not None:
-            running.dismiss()
+        if running is not None and (death := running.dismiss()) is not None:
+            assert running.suspect is not None
+            self._note_ruin(running.suspect, death)
 
     def _close_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -384,12 +461,17 @@ class Worker:
             spare.dismiss()
 
     def close(self) -> None:
-        """Ends the process in order: it may write what it has gathered (coverage)."""
+        """Ends the process in order: it may write what it has gathered (coverage). Raises
+        `RuinedProcessError`, once all is closed, if a process has died after a case that had
+        passed, and no later one has shown what of."""
         self._close_running()
         self._close_spare()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+        ruin, self._ruin = self._ruin, None
+        if ruin is not None:
+            raise ruin
 
 
 @dataclass(frozen=True)

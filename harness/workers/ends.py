@@ -15,6 +15,9 @@ from pagefuzz.oracles.observation import Death, DeathAccess
 
 UNKNOWN_END = "unknown end"
 
+#: Ends that come from outside of a worker.
+BY_OTHERS = ("SIGKILL", UNKNOWN_END)
+
 _SHOWN_LINES = 12
 
 #: Who sent SIGKILL, by whether the kernel has killed for lack of memory meanwhile.
@@ -23,6 +26,13 @@ KILLERS = {
     False: "the kernel was not short of memory: somebody ended the process, or it did so itself",
     None: "nothing tells whether the kernel was short of memory, or who else ended the process",
 }
+
+
+def bad_end(status: int | None, output: str) -> Death | None:
+    """How a process ended that was asked to end in order; None if it did, or if others ended it."""
+    if status == 0 or (how := name_of_end(status, output)) in BY_OTHERS:
+        return None
+    return Death(how, last_words(output), later=True)
 
 
 def name_of_end(status: int | None, output: str) -> str:
@@ -69,7 +79,7 @@ def access_of(box: BlackBox, report: str) -> DeathAccess | None:
     if fault is None:
         return None
     at = (fault.buffer, fault.offset_bytes, fault.memory_bytes)
-    return DeathAccess(*at, fault.is_write, where, fault.hole)
+    return DeathAccess(*at, fault.is_write, where, fault.hole, fault.mapped)
 
 
 _FAULT = re.compile(rf"{REPORT}: (?:SEGV|BUS) on unknown address (0x[0-9a-f]+)")

@@ -84,7 +84,8 @@ class ForkServer:
         return self._process.poll() is None
 
     def fork(self, assignment: Assigned, descriptors: Sequence[int]) -> int:
-        """Starts a worker with these descriptors (socket, output, stage); its process id."""
+        """Starts a worker with these descriptors (socket, output, stage); its process id. Raises
+        `CannotCheckError` if there can be no further process, or the server is gone."""
         with self._lock:
             try:
                 send(self._channel, {"fork": assignment.to_json()}, descriptors)
@@ -92,6 +93,10 @@ class ForkServer:
                     message = self._receive(START_TIMEOUT_S)
                     if "forked" in message:
                         return int(message["forked"])
+                    if "cannot_fork" in message:
+                        raise CannotCheckError(
+                            f"no worker can be started: {message['cannot_fork']}"
+                        )
             except OSError as error:
                 raise CannotCheckError(f"the fork server is gone: {error}") from None
 

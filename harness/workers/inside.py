@@ -32,6 +32,7 @@ class InsideWorker:
 
     deaths  lost device contexts: 0 or 1, after which nothing can be launched
     hang_after_s  after which a launch ends the process
+    watches_ends  of no use: what a launch ruins is this process
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class InsideWorker:
         self.deaths = 0
         self.device = ""
         self.memory = MemoryUse()
+        self.watches_ends = False
 
     def start(self) -> None:
         """Loads the subject. Raises `CannotCheckError`."""

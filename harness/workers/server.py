@@ -66,15 +66,25 @@ class _Server:
             if message["kill"] in self._children:
                 os.kill(message["kill"], signal.SIGKILL)
         else:
-            _prepare(message["fork"])
-            child = os.fork()
-            if child == 0:
-                self._become_worker(message["fork"], descriptors)
-            self._children.add(child)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            send(self._channel, {"forked": child})
+            self._fork(message["fork"], descriptors)
         return True
+
+    def _fork(self, assignment: dict[str, Any], descriptors: list[int]) -> None:
+        """Answers with the number of a new worker, or why there is none: processes and memory may
+        be limited, and that is no reason to end those that there are."""
+        _prepare(assignment)
+        try:
+            child = os.fork()
+        except OSError as error:
+            answer: dict[str, Any] = {"cannot_fork": error.strerror}
+        else:
+            if child == 0:
+                self._become_worker(assignment, descriptors)
+            self._children.add(child)
+            answer = {"forked": child}
+        for descriptor in descriptors:
+            os.close(descriptor)
+        send(self._channel, answer)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):

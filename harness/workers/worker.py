@@ -10,6 +10,8 @@ import socket
 import traceback
 from typing import Any, Protocol, TypeVar
 
+import cffi
+
 from pagefuzz.harness.errors import CannotCheckError
 from pagefuzz.harness.memory.arena import DeviceFaultError, DoesNotFitError
 from pagefuzz.harness.memory.use import MemoryUse
@@ -39,16 +41,39 @@ def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> 
         while (message := receive(channel)) is not None:
             box.enter(Stage.PREPARING)
             answer = _answer(runner, message)
+            if box.stage is Stage.JUDGING:
+                use_heap(_FEW)
             # Until it is sent: a launch may have closed the channel too.
             about = {"number": message.get("number"), "memory": runner.memory().to_json()}
             send(channel, {**answer, **about})
-            box.enter(Stage.IDLE)
             if "death" in answer or "spoiled" in answer:
                 return 0  # the context is lost, or so: nothing more can be launched from here
+            box.enter(Stage.IDLE)
     except BrokenPipeError:
         pass
     runner.close()
+    use_heap(_MORE_THAN_KEPT)
     return 0
+
+
+def use_heap(count: int) -> None:
+    """Asks for memory of many sizes, so many blocks of each, and gives it back: a heap that a
+    launch has damaged ends the process here, where that is seen, and does not pass for a sound one.
+    """
+    sizes = [size for size in _HEAP_SIZES for _ in range(count)]
+    for block in [_libc.malloc(size) for size in sizes]:
+        _libc.free(block)
+
+
+#: Of blocks, in bytes: all that the C library keeps by size, then to where it maps each anew.
+_HEAP_SIZES = (*range(16, 1040, 16), *(2**power - 64 for power in range(11, 18)))
+
+#: The C library keeps 7 blocks of a size, once they are freed, for whoever asks next.
+_FEW, _MORE_THAN_KEPT = 2, 8
+
+_ffi = cffi.FFI()
+_ffi.cdef("void *malloc(size_t size); void free(void *block);")
+_libc: Any = _ffi.dlopen(None)
 
 
 class Runs(Protocol[T]):

@@ -154,7 +154,7 @@ int pf_set_order(int32_t order, uint64_t seed);
 typedef struct pf_fault {
   int64_t address;      /* that was accessed */
   int64_t instruction;  /* that accessed it, from the object's beginning */
-  int32_t is_write;     /* 1 or 0; -1 where the processor does not tell */
+  int32_t is_write;     /* 1 or 0; -1 where the processor does not tell; -2: neither the address */
   int32_t signal;       /* SIGSEGV, SIGBUS; 0: no fault so far */
 } pf_fault;
 

@@ -17,6 +17,10 @@ inline uintptr_t object_base = 0;
 
 // Async-signal-safe: plain stores to memory that outlives the process.
 inline void note_fault(int number, siginfo_t* info, void* context) {
+  if (info->si_code <= 0) {  // somebody has sent it: no instruction will raise it again
+    raise(number);           // ends the process when this returns
+    return;
+  }
   if (fault_seen == nullptr || fault_seen->signal != 0) return;
   fault_seen->address = reinterpret_cast<int64_t>(info->si_addr);
   fault_seen->is_write = -1;
@@ -29,6 +33,8 @@ inline void note_fault(int number, siginfo_t* info, void* context) {
 #else
   (void)context;
 #endif
+  // An address that is none (not canonical), or a misaligned one of an instruction that wants others.
+  if (info->si_code == SI_KERNEL) fault_seen->is_write = -2;
   fault_seen->signal = number;
 }
 

@@ -6,7 +6,7 @@ import re
 
 from pagefuzz.oracles.judgement import Judged, Judgement, Run
 from pagefuzz.oracles.judgements.hang import HANG
-from pagefuzz.oracles.observation import DeathAccess
+from pagefuzz.oracles.observation import Death, DeathAccess
 from pagefuzz.oracles.verdict import Failure
 from pagefuzz.oracles.wording import count_text
 
@@ -25,31 +25,35 @@ class DeathJudgement(Judgement):
         if death is None or death.how == HANG:
             return Judged((), survived)
         if death.access is not None and death.access.buffer:
-            return Judged((self._at_a_buffer(run, death.how, death.access),), survived + 1)
+            return Judged((self._at_a_buffer(run, death, death.access),), survived + 1)
         detail = reported_access(death.detail) or death.detail
         access = f"{death.how}: {detail}" if detail else death.how
         if death.access is not None:
-            verb = _VERBS[death.access.is_write]
-            access = f"{access}: {verb} at address {death.access.offset_bytes:#x}, no buffer's"
+            access = f"{access}: {_elsewhere(death.access)}"
         details = {
             "access": access,
+            "launch": death.launch,
             "where": death.access.where if death.access is not None else "",
-            "means": means_of(death.how),
+            "means": _LATER if death.later else means_of(death.how),
         }
         details = {label: text for label, text in details.items() if text}
-        failure = Failure(self.name, f"{death.how} during the launch", (death.how,), details)
+        title = f"{death.how} {'after' if death.later else 'during'} the launch"
+        failure = Failure(self.name, title, (death.how,), details)
         return Judged((failure,), survived + 1)
 
-    def _at_a_buffer(self, run: Run, how: str, access: DeathAccess) -> Failure:
+    def _at_a_buffer(self, run: Run, death: Death, access: DeathAccess) -> Failure:
         """A fault of memory protection, which happens beside a buffer, in a hole of it or on one
         that is only read."""
-        verb, buffer, at = _VERBS[access.is_write], access.buffer, access.offset_bytes
+        how, buffer, at = death.how, access.buffer, access.offset_bytes
+        assert at is not None
+        verb = _VERBS[access.is_write]
         inside = 0 <= at < access.memory_bytes
         side = "inside" if inside else "before" if at < 0 else "past"
         details = {
             "access": access_text(how, access),
+            "launch": death.launch,
             "where": access.where,
-            "means": _mapping(run, buffer, at),
+            "means": _mapping(run, buffer, at) if death.is_own else "",
         }
         details = {label: text for label, text in details.items() if text}
         return Failure(self.name, f"{verb} {side} {buffer}", (how, buffer, verb, side), details)
@@ -59,12 +63,23 @@ def access_text(how: str, access: DeathAccess) -> str:
     """What was accessed of which buffer, and why that ended the process, on one line."""
     verb = {True: "writes", False: "reads", None: "accesses"}[access.is_write]
     at = access.offset_bytes
-    inside = 0 <= at < access.memory_bytes
-    page = "a page mapped read-only" if inside else "a page that nobody may touch"
+    assert at is not None
+    begin, end = access.mapped or (0, access.memory_bytes)
+    page = "a page mapped read-only" if begin <= at < end else "a page that nobody may touch"
     if access.hole is not None:
         begin, end = access.hole
         page = f"a stretch where no byte is legal (bytes {begin}..{end - 1})"
     return f"{verb} {access.buffer} at byte {at} of {access.memory_bytes}: {how}, {page}"
+
+
+def _elsewhere(access: DeathAccess) -> str:
+    """Where an access was that was at no buffer."""
+    if access.offset_bytes is None:
+        return (
+            "access at an address that the processor does not tell: one that no memory can have, "
+            "or misaligned for its instruction"
+        )
+    return f"{_VERBS[access.is_write]} at address {access.offset_bytes:#x}, no buffer's"
 
 
 def _mapping(run: Run, name: str, offset_bytes: int) -> str:
@@ -131,6 +146,11 @@ _MEANS = {
     "instruction is for; the context is lost",
     "invalid program counter": "a thread jumped to where there is no code; the context is lost",
 }
+
+_LATER = (
+    "the launch came back, and its process died later: the launch has damaged the heap, or left "
+    "behind a timer, or work that failed"
+)
 
 #: Of operations' sources. A twin is compiled from a changed copy elsewhere; its lines are the same.
 _FOLDER = "kernels/operations"

@@ -22,8 +22,6 @@ class HangJudgement(Judgement):
         death = run.observation.death
         if death is None or death.how != HANG:
             return Judged((), ended + (death is not None))
-        details = {
-            "access": death.detail,
-            "means": f"launch {ended + 1} of the case did not end",
-        }
+        which = death.launch or f"launch {ended + 1} of the case"
+        details = {"access": death.detail, "means": f"{which} did not end"}
         return Judged((Failure(self.name, "the launch does not end", (HANG,), details),), ended + 1)

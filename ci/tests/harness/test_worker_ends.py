@@ -287,3 +287,56 @@ def test_a_limit_of_open_files_is_a_sentence(worker: Worker, left: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert open_files() == before
     assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+
+
+#: A server that imports it refuses to fork while it has as many children as a file says.
+LIMITED = """
+import errno, os, sys
+from pathlib import Path
+if sys.argv[:1] and "pagefuzz.harness.workers.server" in " ".join(sys.orig_argv):
+    fork = os.fork
+    def limited():
+        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if len(listed) >= int(Path(os.environ["MOST_WORKERS"]).read_text()):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+    os.fork = limited
+"""
+
+
+@pytest.fixture
+def limited(assignment: Assignment, tmp_path: Path) -> Iterator[tuple[Worker, Path]]:
+    """A worker, and the file that says how many its server may have."""
+    (tmp_path / "sitecustomize.py").write_text(LIMITED)
+    most = tmp_path / "most"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, "MOST_WORKERS": str(most)}
+    made = Worker(assignment, timeout_s=30, environment=environment)
+    yield made, most
+    made.close()
+    close_servers()
+
+
+def test_a_spare_that_cannot_be_forked_is_no_loss(limited: tuple[Worker, Path]) -> None:
+    """One process is enough: that one goes on, and there is no spare."""
+    worker, most = limited
+    most.write_text("1")
+    assert isinstance(worker.run(case_of(SEGFAULT)), Death)
+    for _ in range(2):
+        assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert isinstance(worker.run(case_of(SEGFAULT)), Death)
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
+    assert worker.deaths == 2
+
+
+def test_a_worker_that_cannot_be_forked_is_one_sentence(limited: tuple[Worker, Path]) -> None:
+    """The server goes on: it serves who asks when there may be a process again."""
+    worker, most = limited
+    most.write_text("0")
+    for _ in range(2):
+        with pytest.raises(
+            CannotCheckError, match="no worker can be started: Resource temporarily unavailable"
+        ):
+            worker.run(case_of(HARMLESS))
+    most.write_text("1")
+    assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pagefuzz.oracles.case import Case, Placement
+from pagefuzz.oracles.judgements.death import access_text
+from pagefuzz.oracles.judgements.hang import HANG
 from pagefuzz.oracles.judging import judge
 from pagefuzz.oracles.observation import Chunk, Death, DeathAccess
 from pagefuzz.oracles.runs import before_and_after
@@ -44,6 +46,49 @@ def test_a_run_is_cut_out_of_the_chunks_near_it(base_case: Case, bench: MakeBenc
         assert after[0, :4].tolist() == [61, 62, 63, 64]
         assert (before[0, 4:] == after[0, 4:]).all()
     assert 4 < Counted.looked < 4 * 40
+
+
+@pytest.mark.parametrize(
+    ("at", "page"),
+    [
+        (-73, "nobody may touch"),
+        (-72, "mapped read-only"),
+        (-8, "mapped read-only"),
+        (8, "mapped read-only"),
+        (4095 - 72, "mapped read-only"),
+        (4096 - 72, "nobody may touch"),
+    ],
+)
+def test_the_workspace_and_the_red_zone_of_a_source_are_read_only_too(at: int, page: str) -> None:
+    """What its region holds is mapped as the buffer is; what lies beyond may nobody touch."""
+    access = DeathAccess("src", at, 64, True, "", mapped=(-72, 4096 - 72))
+    assert access_text("SIGSEGV", access).endswith(page)
+
+
+def test_a_death_says_in_which_launch(base_case: Case, bench: MakeBench) -> None:
+    """And nothing in the words of the case's own plan of a launch of another one."""
+    access = DeathAccess("src", 0, 64, False, "x.cu:1")
+    died = Death("SIGSEGV", access=access, launch="a launch for widening: x", is_own=False)
+    for death in (died, replace(died, access=None)):
+        (failure,) = judge(bench(base_case).run(death=death)).failures
+        assert failure.details["launch"] == "a launch for widening: x"
+        assert ("means" in failure.details) is (death.access is None)
+    (failure,) = judge(bench(base_case).run(death=Death("SIGSEGV", access=access))).failures
+    assert "launch" not in failure.details
+    assert "means" in failure.details
+    hang = Death(HANG, launch="the second launch")
+    (failure,) = judge(bench(base_case).run(death=hang)).failures
+    assert failure.details["means"] == "the second launch did not end"
+
+
+def test_an_address_that_is_not_known_is_not_told(base_case: Case, bench: MakeBench) -> None:
+    """Neither as 0 nor as a read, which it need not be."""
+    death = Death("SIGSEGV", access=DeathAccess("", None, 0, None, "x.cu:1"))
+    (failure,) = judge(bench(base_case).run(death=death)).failures
+    assert "0x" not in failure.details["access"]
+    assert "read" not in failure.details["access"]
+    assert "does not tell" in failure.details["access"]
+    assert failure.details["where"] == "x.cu:1"
 
 
 @pytest.mark.parametrize(
