@@ -171,7 +171,7 @@ def test_a_device_that_is_lost_between_cases_is_lost_by_the_one_before(
     started = worker.start
     monkeypatch.setattr(worker, "start", start)
     monkeypatch.setattr(Worker, "_awaited", lost)
-    with pytest.raises(RuinedProcessError, match=r'order: illegal memory access x .*"seed":7'):
+    with pytest.raises(RuinedProcessError, match=r'order: illegal memory access x\b.*"seed":7'):
         worker.run(OTHER)
 
 
