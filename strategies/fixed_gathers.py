@@ -18,7 +18,6 @@ Made = Callable[[], Case]
 #: Sizes that one operation has beside those of every gather: of rows, and of pages.
 OwnSizes = Callable[[int, int], Mapping[str, int]]
 
-#: On the host as many take less than 0.1 s a launch, of most kernels.
 _SOME_REQUESTS = 2049
 #: More than CTAs fit on the y or z axis of a grid; on the host a launch takes seconds.
 _GRID_LIMIT = 65_535
@@ -131,19 +130,18 @@ def _rows_of_the_last(operation: str, own: OwnSizes, requests: int, width: int =
     )
 
 
-def long_batches(
-    operation: str, own: OwnSizes, *, most: int = _SOME_REQUESTS
-) -> Mapping[str, Made]:
-    """Requests that fill whole tables; more requests than a block has threads, 1,025 and, where
-    that is within `most`, 2,049; and a table of 2^31 columns and more, all rows together."""
+def long_batches(operation: str, own: OwnSizes, *, quick: bool = True) -> Mapping[str, Made]:
+    """Requests that fill whole tables; 1,025 whose table has 2^31 columns and more, all rows
+    together. Of a `quick` operation, one that takes less than 0.1 s a launch on the host, 1,025 of
+    a row each, and 2,049, too."""
     wide = 2**31 // (MOST_REQUESTS - 1)
     found: dict[str, Made] = {
         "28-whole-tables": partial(whole_tables, operation, own),
-        f"many-{MOST_REQUESTS}-requests": partial(_one_row_each, operation, own),
         "many-columns": partial(_rows_of_the_last, operation, own, MOST_REQUESTS, wide),
     }
-    if most >= _SOME_REQUESTS:
+    if quick:
         few = partial(_rows_of_the_last, operation, own, _SOME_REQUESTS)
+        found[f"many-{MOST_REQUESTS}-requests"] = partial(_one_row_each, operation, own)
         found[f"many-{_SOME_REQUESTS}-requests"] = few
     return found
 

@@ -45,5 +45,7 @@ class Production:
 def productions(shapes: Mapping[T, int]) -> SearchStrategy[T | None]:
     """None, or in one case of `ONE_IN` one of `shapes` by its weight; 1 draw. Shrinks towards
     None."""
-    rest: dict[T | None, int] = {None: (ONE_IN - 1) * sum(shapes.values())}
-    return weighted({**rest, **shapes})
+    weights: dict[T | None, int] = {None: (ONE_IN - 1) * sum(shapes.values())}
+    for shape, weight in shapes.items():
+        weights[shape] = weight
+    return weighted(weights)

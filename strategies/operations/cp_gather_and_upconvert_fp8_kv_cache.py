@@ -23,7 +23,6 @@ from pagefuzz.oracles.operations.cp_gather_and_upconvert_fp8_kv_cache import (
 )
 from pagefuzz.oracles.registry import operation
 from pagefuzz.oracles.verdict import CaseClass
-from pagefuzz.strategies.batches import MOST_REQUESTS
 from pagefuzz.strategies.boundaries import crossings
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.classes import check_limit, classes
@@ -171,8 +170,8 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "26-scale-0.75": lambda: _reported((0, 4), words=(bits(0.75), bits(1.0))),
     "29-empty-among-others": lambda: _reported((0, 3, 3, 5), page_size_tokens=2),
     "29-all-empty": lambda: _reported((0, 0, 0)).with_sizes(num_tokens=4, dst_rows=4),
-    # Each of 256 threads looks for the owner of each page: more requests take too long.
-    **long_batches(OPERATION, _RECORDS_OF, most=MOST_REQUESTS),
+    # Each of 256 threads looks for the owner of each page.
+    **long_batches(OPERATION, _RECORDS_OF, quick=False),
     **hostile_productions(OPERATION, [("records-64", 64, _RECORDS_OF)]),
 }
 ON_GPU: Mapping[str, Callable[[], Case]] = more_requests(OPERATION, _RECORDS_OF)
