@@ -135,7 +135,7 @@ def test_few_bytes_are_touched(draw):
 def test_few_draws_are_made(draw):
     """A handful of integers a case, however many rows it has."""
     draws = [one.draws for one in draw(4000)]
-    assert statistics.median(draws) <= 30
+    assert statistics.median(draws) <= 31  # one of which asks for a shape in use
     assert max(draws) <= 48
 
 
