@@ -8,7 +8,7 @@ entries, coordinates at overflow scale from the boundary they are to reach.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -56,6 +56,11 @@ QUANTITIES = {
 _ROW_BYTES = 2**16  # of mapped rows, usually
 _MOST_ROW_BYTES = 2**18
 _PAGE_BYTES = 2**18
+#: Of a page of which few slots are mapped: the others are no memory.
+_SPARSE_PAGE_BYTES = 2**21
+_FEW_ROWS = 3
+#: Of requests that fill whole tables, all of them together, beyond the first.
+_TABLE_ROWS = 2**11
 _POOL_BYTES = 2**18
 _MOST_COLUMNS = 2**14  # of all requests together, outside overflow scale
 #: At overflow scale: these keep rows countable, for grids that are sized from num_tokens.
@@ -81,6 +86,7 @@ class GatherChoices:
     entry_bytes  is rounded up to an element, and cut where pages or rows would grow too large
     pages        spare pages if positive; if negative, minus how many pages the whole table shares
     counters     initial values of the counter pair, None if it is absent
+    is_production  whether sizes are those of a shape that is in use, which are not cut
     """
 
     page_size_tokens: int
@@ -96,6 +102,18 @@ class GatherChoices:
     seed: int
     crossing: Crossing | None
     hostile: tuple[hostility.Edit, ...]
+    is_production: bool = False
+
+    @property
+    def most_page_bytes(self) -> int:
+        """Of a page's entries, without what lies between them."""
+        sparse = self.is_production or self.batch.longest <= _FEW_ROWS
+        return _SPARSE_PAGE_BYTES if sparse else _PAGE_BYTES
+
+    def without_whole_tables(self) -> GatherChoices:
+        if self.batch.shape != "whole tables":
+            return self
+        return replace(self, batch=replace(self.batch, shape="one", request_count=1))
 
 
 @dataclass(frozen=True)
@@ -206,6 +224,7 @@ class Gather:
             boundary = crossing.boundary(_room(limit_bytes), unit, factor=factor)
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
+                self.choices = choices.without_whole_tables()  # their rows would lie far apart
         self._fit_entry()
         self._fit_batch()
         self._fit_rows()
@@ -225,7 +244,7 @@ class Gather:
 
     def _fit_entry(self) -> None:
         choices, unit = self.choices, self.element_bytes
-        size = choices.page_size_tokens
+        size = self._drawn_page_size()
         entry = rounded_up(choices.entry_bytes, unit)
         if self.quantity == "dst row":
             entry = max(entry, rounded_up(_LEAST_ROW_STRIDE, unit))
@@ -241,12 +260,25 @@ class Gather:
             size = max(size, 2)
             if 4 * (2**31 // size) > _room(self.limit_bytes):
                 size = MAX_PAGE_SIZE_TOKENS
-        most = max(unit, _PAGE_BYTES // size // unit * unit)
+        most = max(unit, choices.most_page_bytes // size // unit * unit)
         if self.quantity == "dst row":
             size = min(size, _PAGE_BYTES // entry)
         elif not self.form.fixed_entry:
             entry = min(entry, most)
         self.page_size_tokens, self.entry_bytes = size, entry
+
+    def _drawn_page_size(self) -> int:
+        """As it was drawn; less where requests are to fill many pages."""
+        size, batch = self.choices.page_size_tokens, self.choices.batch
+        if batch.shape == "whole tables":
+            rows = self._most_table_rows() // batch.table_pages
+            size = min(size, max(2, rows))  # of one slot, no page is filled in part
+        return size
+
+    def _most_table_rows(self) -> int:
+        if not self.form.fixed_entry:
+            return _TABLE_ROWS
+        return min(_TABLE_ROWS, _MOST_ROW_BYTES // self.form.row_bytes)
 
     def _fit_batch(self) -> None:
         choices, size = self.choices, self.page_size_tokens
@@ -264,6 +296,9 @@ class Gather:
                 lengths = [1]  # behind one row: the stride itself lies at the boundary
             if self.quantity == "token" and not self.crossing.below:
                 lengths[-1] = max(lengths[-1], 2)
+        if choices.batch.shape == "whole tables":
+            while len(lengths) > 1 and sum(lengths) > self._most_table_rows():
+                lengths.pop()
         too_large = (total := sum(lengths)) * self.entry_bytes > _MOST_ROW_BYTES
         if too_large and not self.quantity and not self.form.fixed_entry:
             unit = self.element_bytes
@@ -271,6 +306,8 @@ class Gather:
         self.lengths = lengths
         per_request = max(4, _MOST_COLUMNS // max(1, len(lengths)))
         self.seq_starts = choices.sequence.values(lengths, size, per_request)
+        if self.seq_starts is not None and choices.batch.shape == "whole tables":
+            self.seq_starts = [start // size * size for start in self.seq_starts]
         if self.quantity == "slot stride":
             self.seq_starts = [-length % size for length in lengths]
         elif self.quantity == "column":

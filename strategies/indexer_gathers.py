@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Values
 from pagefuzz.oracles.layout import Dtype
+from pagefuzz.strategies.batches import TABLE_PAGES
 from pagefuzz.strategies.boundaries import Crossing
 from pagefuzz.strategies.choices import skewed, weighted
 from pagefuzz.strategies.classes import check_limit, classes
@@ -33,6 +34,7 @@ from pagefuzz.strategies.indexer_corners import STRIDES, row_bytes
 from pagefuzz.strategies.indexer_pages import LAYOUTS, quant_block, wrong_pages
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.productions import Production, productions
 from pagefuzz.strategies.refusals import Lie, Surface, lies, reach, rows_bytes
 from pagefuzz.strategies.strides import rounded_up
 
@@ -61,6 +63,9 @@ ODDITIES = {
     "absent arguments": 4,  # dtype and rank of an absent buffer hold nonsense
 }
 
+#: Pages of a request, at most, and its rows, at least.
+_MOST_TABLE_PAGES = TABLE_PAGES[-1]
+
 #: An index vector that only some have.
 HINTS = "token_to_seq"
 
@@ -73,7 +78,6 @@ REASONS = (
 
 _TILED16 = 1
 _UNIT = 4
-_PAGE_BYTES = 2**18
 #: At overflow scale: keeps rows countable.
 _LEAST_ROW_STRIDE = 1024
 #: head_dim 16, one scale: the least that a token takes.
@@ -88,6 +92,9 @@ _SPARE_ROWS = skewed((70, (0,)), (30, range(1, 12)))
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
 _KEY_TYPES = (Dtype.E4M3, Dtype.E5M2)
+#: A head of 128 in one block, in pages of 64 tokens.
+PRODUCTION = Production(64, 128)
+_PRODUCTIONS = productions({PRODUCTION: 1})
 _ALIGNMENTS = alignments({"src": 4, "dst_k": 1, "dst_scale": 4})
 
 
@@ -136,7 +143,7 @@ class IndexerGather(Gather):
 
     def _fit_entry(self) -> None:
         size, head, block = (
-            self.choices.page_size_tokens,
+            self._drawn_page_size(),
             self.choices.entry_bytes,
             self.shape.block,
         )
@@ -154,10 +161,11 @@ class IndexerGather(Gather):
             size = rounded_up(size, 16)
         self.page_size_tokens = size
         self._set_head(head, block)
-        if size * self.entry_bytes > _PAGE_BYTES:
+        most = self.choices.most_page_bytes
+        if size * self.entry_bytes > most:
             self._set_head(head, 0)
-        if size * self.entry_bytes > _PAGE_BYTES:
-            self._set_head(max(16, (_PAGE_BYTES // size - 4) // 16 * 16), 0)
+        if size * self.entry_bytes > most:
+            self._set_head(max(16, (most // size - 4) // 16 * 16), 0)
 
     def _set_head(self, head: int, block: int) -> None:
         self.head_dim, self.quant_block = head, quant_block(head, block)
@@ -240,6 +248,8 @@ class Variant:
 
     def fitted(self, choices: GatherChoices) -> GatherChoices:
         """Choices with fewer rows, sizes and heads, where one has to do with few."""
+        if self.most_rows < _MOST_TABLE_PAGES:
+            choices = choices.without_whole_tables()
         most, batch, rows = self.most_rows, choices.batch, choices.destination
         # More than 64 requests are a situation of their own. Whole pages each would be many rows.
         requests = min(batch.request_count, max(most, 66))
@@ -296,6 +306,9 @@ def _cases(
             crossings=variant.crossings,
         )
     )
+    production = draw(_PRODUCTIONS)
+    if production is not None:
+        choices, shape = production.of(choices), replace(shape, block=0)
     if variant.heads and shape.block:
         shape = replace(shape, block=(1, 2, -1)[shape.block % 3])
     gather = IndexerGather(variant.fitted(choices), shape, limit_bytes, variant.most_rows)

@@ -101,7 +101,16 @@ def shapes_for(operation: str) -> Sequence[Case]:
 
 def reported_for(operation: str) -> Mapping[str, Callable[[], Case]]:
     """Cases of public reports that the operation's own module holds, by name; empty without any."""
+    return _held(operation, "REPORTED")
+
+
+def gpu_cases_for(operation: str) -> Mapping[str, Callable[[], Case]]:
+    """Fixed cases of an operation, by name, that take too long on the host; empty without any."""
+    return _held(operation, "ON_GPU")
+
+
+def _held(operation: str, name: str) -> Mapping[str, Callable[[], Case]]:
     if operation not in operations():
         return {}
-    found: Mapping[str, Callable[[], Case]] = getattr(_module(operation), "REPORTED", {})
+    found: Mapping[str, Callable[[], Case]] = getattr(_module(operation), name, {})
     return found

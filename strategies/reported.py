@@ -28,10 +28,12 @@ def _reported(operation: str, name: str) -> Callable[[Callable[[], Case]], Calla
     return register
 
 
-def examples_for(operation: str) -> Mapping[str, Case]:
-    """Reported cases of an operation by name; those in its own module (`REPORTED`) are among them.
-    Empty if there are none."""
+def examples_for(operation: str, backend: str = "host") -> Mapping[str, Case]:
+    """Reported cases of an operation by name; those in its own module (`REPORTED`) are among them,
+    and, on a GPU, those that take too long elsewhere (`ON_GPU`). Empty if there are none."""
     cases = {**_CASES.get(operation, {}), **registry.reported_for(operation)}
+    if backend == "cuda":
+        cases |= registry.gpu_cases_for(operation)
     return {name: case() for name, case in cases.items()}
 
 
@@ -60,7 +62,8 @@ _MOST_RELATED_TOKENS = 1000
 
 
 def _tokens(case: Case) -> int:
-    return case.sizes.get("num_tokens", 0)
+    """Or requests, where there are more of them."""
+    return max(case.sizes.get("num_tokens", 0), case.sizes.get("num_requests", 0))
 
 
 def related_for(operation: str) -> list[Case]:

@@ -30,10 +30,13 @@ _PAGE_SIZES = skewed(
     (10, (_ANY,)),
 )
 _ANY_PAGE_SIZE = st.sampled_from(range(1, MAX_PAGE_SIZE_TOKENS + 1))
+#: More than 1,024 elements of 8 bytes, or just as many: a thread each takes a second turn.
+WIDE_ENTRY_BYTES = (8192, 8200, 16_384)
 _ENTRY_BYTES = skewed(
     (36, range(1, 17)),
     (26, range(17, 129)),
     (26, (132, 512, 528, 576, 576, 640, 656, 1024, 1152, 2304)),
+    (6, WIDE_ENTRY_BYTES),
     (12, (_ANY,)),
 )
 _ANY_ENTRY_BYTES = st.sampled_from(range(1, 5001))
@@ -73,7 +76,7 @@ _ELEMENT_SIZES = st.sampled_from(ELEMENT_BYTES)
 
 @st.composite
 def entry_sizes(draw: st.DrawFn) -> int:
-    """Bytes of one entry, 1..5000, to be rounded up to an element; 1 or 2 draws.
+    """Bytes of one entry, 1..5000 or wide, to be rounded up to an element; 1 or 2 draws.
 
     Shrinks towards 1.
     """

@@ -66,7 +66,7 @@ def reported(job: Job) -> Sequence[Case]:
     from pagefuzz.strategies.reported import examples_for, lies_for, related_for
 
     unit = job.shard.unit
-    cases = tuple(examples_for(unit.operation).values())
+    cases = tuple(examples_for(unit.operation, job.options.backend).values())
     related, lies = related_for(unit.operation), lies_for(unit.operation)
     if unit.hostile:
         return [*related, *cases, *lies]

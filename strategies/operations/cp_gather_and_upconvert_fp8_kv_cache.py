@@ -27,6 +27,12 @@ from pagefuzz.strategies.boundaries import crossings
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
+from pagefuzz.strategies.fixed_gathers import (
+    hostile_productions,
+    long_batches,
+    more_requests,
+    upconverted,
+)
 from pagefuzz.strategies.gather_cases import Entries
 from pagefuzz.strategies.gathers import (
     DEFAULT_LIMIT_BYTES,
@@ -147,10 +153,12 @@ def _reported(
     return Case(OPERATION, sizes, values, relations=relations)
 
 
+_RECORDS_OF = upconverted(RECORD_BYTES, ROW_BYTES)
+
 #: Inputs of public reports, by the number of the report. 2: one page past the last row of the
 #: table. 5: the first start is above 0. 22: the page of the first row is the padding id; CTAs of
 #: eight warps have the ninth row in its place. 23: two pages, in several orders. 26: scales that
-#: are no powers of two. 29: requests without rows.
+#: are no powers of two. 29: requests without rows. Those without a number nobody reported.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "2-past-the-table": lambda: _reported((0, 16, 32), page_size_tokens=16, seq_starts=(0, 1)),
     "5-first-start-16": lambda: _reported((16, 48), page_size_tokens=16),
@@ -162,7 +170,11 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "26-scale-0.75": lambda: _reported((0, 4), words=(bits(0.75), bits(1.0))),
     "29-empty-among-others": lambda: _reported((0, 3, 3, 5), page_size_tokens=2),
     "29-all-empty": lambda: _reported((0, 0, 0)).with_sizes(num_tokens=4, dst_rows=4),
+    # Each of 256 threads looks for the owner of each page.
+    **long_batches(OPERATION, _RECORDS_OF, quick=False),
+    **hostile_productions(OPERATION, [("records-64", 64, _RECORDS_OF)]),
 }
+ON_GPU: Mapping[str, Callable[[], Case]] = more_requests(OPERATION, _RECORDS_OF)
 
 
 # ---- refusals ------------------------------------------------------------------------------------

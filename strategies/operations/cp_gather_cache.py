@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hypothesis import event
@@ -13,10 +14,18 @@ from pagefuzz.oracles.layout import Dtype
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
+from pagefuzz.strategies.fixed_gathers import (
+    copied,
+    hostile_productions,
+    long_batches,
+    more_requests,
+    width_528,
+)
 from pagefuzz.strategies.gather_cases import Entries
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, Gather, gather_choices
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.productions import Production, productions
 from pagefuzz.strategies.refusals import Surface, lies, wrong_size
 from pagefuzz.strategies.strides import element_sizes, entry_sizes
 
@@ -42,6 +51,17 @@ _ELEMENT_TYPES = {
     8: (Dtype.U64, Dtype.I64),
 }
 _ELEMENT_SIZES, _ENTRY_SIZES = element_sizes(), entry_sizes()
+
+#: Latent entries (512 + 64 values, of 2 bytes, 1 or 4), records of fp8, half of keys and values.
+PRODUCTIONS = {
+    Production(64, 1152, 2): 4,
+    Production(64, 576, 1): 2,
+    Production(256, 1152, 2): 1,
+    Production(64, 2304, 4): 1,
+    Production(64, 656, 1): 1,
+    Production(16, 2048, 2): 1,
+}
+_PRODUCTIONS = productions(PRODUCTIONS)
 
 
 def cases(
@@ -69,6 +89,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     choices = draw(
         gather_choices(_ELEMENT_SIZES, _ENTRY_SIZES, case_class=case_class, limit_bytes=limit_bytes)
     )
+    production = draw(_PRODUCTIONS)
+    if production is not None:
+        choices = production.of(choices)
     gather = Gather(choices, limit_bytes)
     oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     element_bytes = gather.element_bytes
@@ -88,6 +111,27 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
 
 def _entries(element_bytes: int) -> Entries:
     return Entries(element_bytes, element_bytes)
+
+
+# ---- fixed cases ---------------------------------------------------------------------------------
+
+_ONE_BYTE = copied(1, 1)
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    "27-width-528": lambda: width_528(OPERATION),
+    **long_batches(OPERATION, _ONE_BYTE),
+    **hostile_productions(
+        OPERATION,
+        (
+            (
+                f"{one.entry_bytes}-bytes-{one.page_size_tokens}",
+                one.page_size_tokens,
+                copied(one.entry_bytes, one.element_bytes),
+            )
+            for one in PRODUCTIONS
+        ),
+    ),
+}
+ON_GPU: Mapping[str, Callable[[], Case]] = more_requests(OPERATION, _ONE_BYTE)
 
 
 # ---- refusals ------------------------------------------------------------------------------------

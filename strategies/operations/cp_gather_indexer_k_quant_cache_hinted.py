@@ -16,6 +16,7 @@ from pagefuzz.oracles.case import Case, Values
 from pagefuzz.strategies.boundaries import crossings
 from pagefuzz.strategies.corners import Corners, Predicate, gather_corners
 from pagefuzz.strategies.facts import Facts
+from pagefuzz.strategies.fixed_gathers import indexed, more_requests, more_rows
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.hints import hints
 from pagefuzz.strategies.hostility import IndexValues
@@ -32,7 +33,7 @@ from pagefuzz.strategies.indexer_gathers import (
 OPERATION = "cp_gather_indexer_k_quant_cache_hinted"
 PLAIN = "cp_gather_indexer_k_quant_cache"
 
-__all__ = ["CORNERS", "OPERATION", "REPORTED", "SHAPES", "cases", "surface"]
+__all__ = ["CORNERS", "ON_GPU", "OPERATION", "REPORTED", "SHAPES", "cases", "surface"]
 
 #: Rows of one launch, about.
 MOST_ROWS = 12
@@ -106,9 +107,28 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
             "10-scale-offset-bad",
             "14-column-slice",
             "29-empty-among-others",
+            "many-2049-requests",
+            "many-columns",
+            "production-head-128",
         )
     },
     "19-uncovered-rows": _uncovered_rows,
+}
+
+
+def _hinted(case: Callable[[], Case]) -> Callable[[], Case]:
+    def hinted() -> Case:
+        plain = case()
+        return replace(plain, values={HINTS: Values("owners"), **plain.values})
+
+    return hinted
+
+
+#: As many rows as a grid's y axis does not have take a minute in the interpreter.
+ON_GPU: Mapping[str, Callable[[], Case]] = {
+    name: _hinted(case)
+    for fixed in (more_rows, more_requests)
+    for name, case in fixed(OPERATION, indexed(HEADS[0])).items()
 }
 
 

@@ -19,10 +19,17 @@ from pagefuzz.oracles.registry import operation
 from pagefuzz.strategies.choices import weighted
 from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import GATHER_CORNERS, Corners
+from pagefuzz.strategies.fixed_gathers import (
+    dequantised,
+    hostile_productions,
+    long_batches,
+    more_requests,
+)
 from pagefuzz.strategies.gather_cases import Entries
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES, Form, Gather, gather_choices
 from pagefuzz.strategies.oddities import begin_oddly, drawn, oddly
 from pagefuzz.strategies.placements import placements
+from pagefuzz.strategies.productions import Production, productions
 from pagefuzz.strategies.refusals import Lie, Surface, lies, wrong_size
 from pagefuzz.strategies.strides import entry_sizes
 from pagefuzz.strategies.told import Told, corners_of, refused_for
@@ -61,6 +68,17 @@ _RESULTS = st.sampled_from((int(Dtype.BF16), int(Dtype.F16), int(Dtype.F32)))
 _SCALES = st.sampled_from(SCALES) | st.integers(-(2**31), 2**31 - 1)
 _ENTRY_SIZES = entry_sizes()
 _CODES = (None, Dtype.E4M3, Dtype.E5M2)
+
+#: Latent entries: (kv_dtype, dst_dtype, values of an entry) -> weight; in pages of 64 tokens.
+PRODUCTIONS = {
+    (1, int(Dtype.BF16), 576): 4,
+    (0, int(Dtype.BF16), 576): 2,
+    (1, int(Dtype.F16), 576): 2,
+    (1, int(Dtype.BF16), 512): 1,
+    (1, int(Dtype.BF16), 320): 1,
+}
+_PRODUCTION_PAGE = 64
+_PRODUCTIONS = productions(PRODUCTIONS)
 
 
 def cases(
@@ -112,6 +130,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     event(f"class: {case_class}")
     kind = list(KV_DTYPES).index(draw(_KINDS))
     result = draw(_RESULTS)
+    production = draw(_PRODUCTIONS)
+    if production is not None:
+        kind, result, _ = production
     types = _Types(kind, result, bool(kind and draw(st.booleans())))
     event(f"types: {list(KV_DTYPES)[kind]} to {Dtype(result).name}")
     scale = draw(_SCALES) if kind or draw(st.booleans()) else None
@@ -119,6 +140,8 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     choices = draw(
         gather_choices(st.just(types.unit), _ENTRY_SIZES, case_class=case_class, limit_bytes=room)
     )
+    if production is not None:
+        choices = Production(_PRODUCTION_PAGE, production[2] * types.unit).of(choices)
     form = Form(row_factor=types.row_factor)
     gather = Gather(choices, room, form)
     if gather.element_bytes != types.unit:  # too little memory for so many rows of such elements
@@ -144,6 +167,26 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
     if oddity == "bytes" and kind:
         case = replace(case, overrides={"src.dtype": int(Dtype.U8)})
     return oddly(surface(case), oddity, junk)
+
+
+# ---- fixed cases ---------------------------------------------------------------------------------
+
+_ONE_CODE = dequantised(1, Dtype.BF16, 1)
+REPORTED: Mapping[str, Callable[[], Case]] = {
+    **long_batches(OPERATION, _ONE_CODE),
+    **hostile_productions(
+        OPERATION,
+        (
+            (
+                f"{elements}-{list(KV_DTYPES)[kind]}-to-{Dtype(result).name.lower()}",
+                _PRODUCTION_PAGE,
+                dequantised(kind, result, elements),
+            )
+            for kind, result, elements in PRODUCTIONS
+        ),
+    ),
+}
+ON_GPU: Mapping[str, Callable[[], Case]] = more_requests(OPERATION, _ONE_CODE)
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -168,11 +168,14 @@ REPORTS = examples_for(NAME)
 
 
 def test_every_report_for_this_operation_is_there() -> None:
-    """Reports 8, 9, 10, 14, 19, 29 and 35, all in contract."""
-    assert {name.split("-")[0] for name in REPORTS} == {"8", "9", "10", "14", "19", "29", "35"}
-    for case in REPORTS.values():
+    """Reports 8, 9, 10, 14, 19, 28, 29 and 35, all in contract; and what nobody reported."""
+    reports = {"8", "9", "10", "14", "19", "28", "29", "35"}
+    assert {name.split("-")[0] for name in REPORTS} == {*reports, "many", "production"}
+    for name, case in REPORTS.items():
         plan = OPERATION.plan(case)
-        assert OPERATION.expect(plan).case_class is CaseClass.IN_CONTRACT
+        hostile = name.startswith("production-")
+        expected = CaseClass.HOSTILE if hostile else CaseClass.IN_CONTRACT
+        assert OPERATION.expect(plan).case_class is expected
 
 
 @pytest.mark.parametrize(
