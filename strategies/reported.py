@@ -55,12 +55,12 @@ def lies_for(operation: str) -> list[Case]:
     return told
 
 
-#: Tokens of a reported case above which it is not launched for relations, which small cases show.
+#: Tokens, or pairs, of a reported case above which it is not launched for relations, which small cases show.
 _MOST_RELATED_TOKENS = 1000
 
 
 def _tokens(case: Case) -> int:
-    return case.sizes.get("num_tokens", 0)
+    return case.sizes.get("num_tokens", case.sizes.get("num_pairs", 0))
 
 
 def related_for(operation: str) -> list[Case]:

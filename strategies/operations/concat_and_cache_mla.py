@@ -43,6 +43,14 @@ ODDITIES = {
     "null where empty": 4,  # a null pointer for every buffer of no bytes
 }
 
+#: Page size, latent and rope elements, types of inputs and cache, as engines run it.
+PRODUCTION = (
+    (64, 512, 64, Dtype.BF16, 0),
+    (64, 512, 64, Dtype.BF16, 1),
+    (64, 512, 64, Dtype.F16, 0),
+    (256, 512, 64, Dtype.BF16, 0),
+)
+
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
 _LATENT = skewed((40, range(1, 10)), (30, range(10, 70)), (30, (64, 128, 256, 512, 512, 513)))
@@ -69,9 +77,13 @@ def cases(
 def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
-    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
-    kv_dtype, input_dtype = draw(_KV_DTYPES), Dtype(draw(_INPUT_DTYPES))
+    drawn_choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    choices, shape = drawn_choices.produced(PRODUCTION)
+    kv_dtype, input_type = draw(_KV_DTYPES), draw(_INPUT_DTYPES)
     latent, rope = draw(_LATENT), draw(_ROPE)
+    if shape is not None:
+        latent, rope, input_type, kv_dtype = shape
+    input_dtype = Dtype(input_type)
     scale = draw(_SCALES) if kv_dtype else None
     oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     unit = input_dtype.size_bytes

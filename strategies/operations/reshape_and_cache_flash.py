@@ -51,11 +51,21 @@ ODDITIES = {
     "unread scale": 6,  # with auto scales are given
 }
 
+#: Page size, heads, elements of one, types of inputs and caches, as engines run it.
+PRODUCTION = (
+    (16, 8, 128, Dtype.BF16, 0),
+    (16, 8, 128, Dtype.BF16, 1),
+    (16, 8, 128, Dtype.F16, 0),
+    (32, 8, 128, Dtype.BF16, 0),
+)
+
 _KEY_LAYOUTS, _VALUE_LAYOUTS = weighted(KEY_LAYOUTS), weighted(VALUE_LAYOUTS)
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(19))
-_HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32)))
-_HEAD_ELEMENTS = skewed((40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256)))
+_HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32, 33, 64, 128)))
+_HEAD_ELEMENTS = skewed(
+    (40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256, 512, 576))
+)
 _PER_HEAD = weighted({False: 65, True: 35})
 _KV_DTYPES, _INPUT_DTYPES = kv_dtypes(), input_dtypes()
 
@@ -93,9 +103,13 @@ class _Strides:
 def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
-    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
-    kv_dtype, input_dtype = draw(_KV_DTYPES), Dtype(draw(_INPUT_DTYPES))
+    drawn_choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    choices, shape = drawn_choices.produced(PRODUCTION)
+    kv_dtype, input_type = draw(_KV_DTYPES), draw(_INPUT_DTYPES)
     heads, head_elements = draw(_HEADS), draw(_HEAD_ELEMENTS)
+    if shape is not None:
+        heads, head_elements, input_type, kv_dtype = shape
+    input_dtype = Dtype(input_type)
     key_layout, value_layout = draw(_KEY_LAYOUTS), draw(_VALUE_LAYOUTS)
     event(f"keys: {key_layout}")
     event(f"values: {value_layout}")
