@@ -46,6 +46,7 @@ PADDED_PAIRS = Values("constant", {"value": -1}, {0: 5, 1: 9, 2 * 65_534: 7, 2 *
 
 _BYTES = 2**17  # of all pages that are copied, together
 _LARGE_BYTES = 2**19  # of one or two that are copied alone
+_ALONE = 147_456  # elements of a page that is copied with one other at most
 _MOST_SCATTERED = 3  # layers at overflow scale
 
 _LAYOUTS, _ODDITIES = weighted(LAYOUTS), weighted(ODDITIES)
@@ -58,7 +59,7 @@ _PAGE_ELEMENTS = skewed(
     (30, range(17, 130)),
     (15, (132, 256, 512, 576, 1000, 1152)),
     (15, (2047, 2048, 2304, 4096, 16384, 16385, 16385, 33000, 36_864)),
-    (3, (147_456,)),
+    (3, (_ALONE,)),
 )
 _LAYERS = skewed((60, (1,)), (34, range(2, 5)), (6, (0,)))
 _SPARES = skewed((50, (0,)), (50, range(1, 6)))
@@ -166,6 +167,8 @@ class PageCopy:
         self.choices, self.element_bytes = choices, choices.element_bytes
         self.num_layers, wanted = choices.num_layers, choices.pairs
         self.quantity, side = "", 0
+        if choices.page_elements == _ALONE:
+            wanted, self.num_layers = wanted.cut_to_two(), min(self.num_layers, 1)
         crossing = choices.crossing
         boundary = crossing.boundary(_room(limit_bytes), self.element_bytes) if crossing else None
         if crossing is not None and boundary is not None:

@@ -55,7 +55,8 @@ def lies_for(operation: str) -> list[Case]:
     return told
 
 
-#: Tokens, or pairs, of a reported case above which it is not launched for relations, which small cases show.
+#: Tokens, or pairs, of a reported case above which it is not launched for relations, which small
+#: cases show.
 _MOST_RELATED_TOKENS = 1000
 
 

@@ -153,6 +153,7 @@ _SLOTS: Mapping[str, _Predicate] = {
     },
 }
 
+
 def _rows(w: Written) -> tuple[int, ...]:
     """Of both inputs of a write; the same where nothing is written."""
     return tuple(w.sizes[r.rows] if w.token.size else 0 for r in w.operation.inputs(w.sizes))

@@ -185,6 +185,11 @@ def _longer_inputs() -> Case:
     return _reported((9, 2, 77), spare_rows=13)
 
 
+def _row_stride() -> Case:
+    """Report 18: k_pe is a slice of wider rows, kv_c is dense."""
+    return _reported((9, 2, 77)).with_sizes(k_pe_row_stride_bytes=192)
+
+
 #: bf16 bits of 336, and a row of it.
 _ROW_336 = (0x43A8, *(0x4120,) * 127)
 
@@ -205,8 +210,8 @@ def _width_528() -> Case:
 
 
 def _many(tokens: int) -> Case:
-    """Report 30: a grid's y axis has room for 65,535 tokens. Padding, but for the first and the last
-    one; input rows overlap, so that they take little memory."""
+    """Report 30: a grid's y axis has room for 65,535 tokens. Padding, but for the first and the
+    last one; input rows overlap, so that they take little memory."""
     case = _reported((3,), latent=GROUP, rope=2, page_size_tokens=4)
     slots = Values("constant", {"value": -1}, {0: 3, tokens - 1: 7})
     case = case.with_sizes(
@@ -225,6 +230,7 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "13-slot-bad": _slot_bad,
     "15-padded-tail": _padded_tail,
     "16-longer-inputs": _longer_inputs,
+    "18-row-stride": _row_stride,
     "26-amax-336": _amax_336,
     "26-amax-336-pow2": _amax_336_pow2,
     "27-width-528": _width_528,

@@ -174,14 +174,16 @@ def _many(tokens: int) -> Case:
 
 #: Inputs of public reports, by the number of the report. 13: the byte offset of the slot passes
 #: 2^31. 15: a padded tail. 16: inputs longer than slot_mapping. 18: one stride that sizes do not
-#: tell. 24: ties, and codes above 256. 25: a scale that is not 1, and values above 448 times it.
-#: 30: more tokens than a grid's y axis has room for.
+#: tell; k_pe may be a slice beside a dense kv_c. 24: ties, and codes above 256. 25: a
+#: scale that is not 1, and values above 448 times it. 30: more tokens than a grid's y axis has room
+#: for.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "13-slot-offset-good": lambda: _far_slot(3_728_270),
     "13-slot-offset-bad": lambda: _far_slot(3_728_271),
     "15-padded-tail": lambda: _reported((5, 0, -1, -1)),
     "16-longer-inputs": lambda: _reported((5, 0, 10), spare_rows=5),
     "18-page-stride": lambda: _reported((5, 0, 10), page_stride_bytes=768),
+    "18-row-stride": lambda: _reported((5, 0, 10), k_pe_row_stride_bytes=160),
     "18-slot-stride": lambda: _reported((5, 0, 10), slot_stride_bytes=192),
     "24-every-magnitude": lambda: _reported((5, 0, 10, 3, 7), latent=128, rope=32, scale=1.0),
     "25-scale-one-half": lambda: _reported((5, 0, 10, 3, 7), scale=0.5),

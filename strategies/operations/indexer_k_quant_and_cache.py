@@ -260,8 +260,8 @@ def _amax_336_pow2() -> Case:
 
 
 def _many(tokens: int) -> Case:
-    """Report 30: a grid's y axis has room for 65,535 tokens. Padding, but for the first and the last
-    one; input rows overlap, so that they take little memory."""
+    """Report 30: a grid's y axis has room for 65,535 tokens. Padding, but for the first and the
+    last one; input rows overlap, so that they take little memory."""
     case = _reported((3,))
     slots = Values("constant", {"value": -1}, {0: 3, tokens - 1: 70})
     case = case.with_sizes(num_tokens=tokens, k_rows=tokens, k_row_stride_bytes=_INPUT)

@@ -59,6 +59,9 @@ PRODUCTION = (
     (32, 8, 128, Dtype.BF16, 0),
 )
 
+#: Of the keys of all tokens together; there are as many of values.
+_MOST_ELEMENTS = 2**15
+
 _KEY_LAYOUTS, _VALUE_LAYOUTS = weighted(KEY_LAYOUTS), weighted(VALUE_LAYOUTS)
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(19))
@@ -128,8 +131,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         for name in ("k_scale", "v_scale"):
             scales[name] = Values.literal(*draw(scale_vectors(scale_count)))
     elements = heads * head_elements
+    tokens = min(choices.mapping.num_tokens, max(1, _MOST_ELEMENTS // elements))
     write = Write(
-        choices,
+        choices.with_tokens(tokens),
         limit_bytes,
         entry_bytes=elements * stored,
         element_bytes=stored,
@@ -306,9 +310,10 @@ def _many(tokens: int) -> Case:
 #: Inputs of public reports, by the number of the report. 6: the element that a page begins at
 #: passes 2^31. 12: a page stride of 2^30 elements, of which two wrap to a negative number and four
 #: to zero. 15: a padded tail. 16: inputs longer than slot_mapping. 17: keys and values are views of
-#: one buffer. 18: one stride that sizes do not tell. 24: ties, and codes above 256. 25: scales that
-#: are not 1, and values above 448 times them. 30: more tokens than a grid's y axis has room for.
-#: 33: heads lie one after another in a page whose shape says tokens first.
+#: one buffer. 18: one stride that sizes do not tell; rows of values may lie further apart than
+#: those of keys. 24: ties, and codes above 256. 25: scales that are not 1, and values above 448
+#: times them. 30: more tokens than a grid's y axis has room for. 33: heads lie one after another in
+#: a page whose shape says tokens first.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "6-fp16-pool-good": lambda: _fp16_pool(32_767),
     "6-fp16-pool-bad": lambda: _fp16_pool(32_768),
@@ -319,6 +324,7 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "16-longer-inputs": lambda: _reported((5, 0, 10), spare_rows=5),
     "17-one-buffer": _one_buffer,
     "18-page-stride": lambda: _reported((5, 0, 10), page=512),
+    "18-row-stride": lambda: _reported((5, 0, 10)).with_sizes(value_row_stride_bytes=160),
     "18-slot-stride": lambda: _reported((5, 0, 10), slot=128),
     "18-head-stride": lambda: _reported((5, 0, 10), head=48),
     "24-every-magnitude": lambda: _reported((5, 0, 10, 3, 7), scales=(1.0, 1.0)),

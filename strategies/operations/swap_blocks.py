@@ -175,7 +175,7 @@ def _many(pairs: int, listed: Values) -> Case:
 
 
 def _as_many_as_fit() -> Case:
-    """Report 30: 65,535 pairs fit on a grid's y axis. All but the first and the last are padding."""
+    """Report 30: 65,535 pairs fit on a grid's y axis. All but the first and last are padding."""
     return _many(65_535, PADDED_PAIRS)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
-from ci.tests.strategies.test_writing_operations import plain, strategy
+from ci.tests.strategies.test_writing_operations import FEW, plain, strategy
 from ci.tests.writers.conftest import drawn
 
 from pagefuzz.harness.check import Checker
@@ -14,11 +15,55 @@ from pagefuzz.oracles.registry import operation, operations
 from pagefuzz.oracles.verdict import CaseClass, Outcome
 from pagefuzz.oracles.writes import WriteOperation
 from pagefuzz.strategies.refusals import lies_by_reason
-from pagefuzz.strategies.registry import reported_for
+from pagefuzz.strategies.registry import corners_for, reported_for
 from pagefuzz.strategies.reported import examples_for
 
 WRITERS = [name for name, one in operations().items() if isinstance(one, WriteOperation)]
 LAUNCHED = 250
+
+#: Of every writer, of those with two inputs, and of one alone: corner -> how often at least.
+REACHED = {
+    "tokens: more than 300": 1,
+    "page: more than 2^18 bytes": 5,
+    "production: in contract": 3,
+}
+OF_TWO_INPUTS = {
+    "inputs: the first is longer": 20,
+    "inputs: the second is longer": 20,
+    "inputs: only the first is padded": 8,
+    "inputs: only the second is padded": 8,
+    "inputs: padded, and not alike": 8,
+}
+OF_ONE = {
+    "reshape_and_cache_flash": {"heads: more than 32": 10, "heads: more than 256 elements": 5},
+    "concat_and_cache_ds_mla": {"record: 656 bytes, more than 512 in a page": 1},
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_never_drawn_is_reached(name: str) -> None:
+    """Inputs that differ, more tokens than a few hundred, large pages and shapes of production."""
+    wanted = {**REACHED, **OF_ONE.get(name, {})}
+    if "inputs: the second is longer" in corners_for(name):
+        wanted |= OF_TWO_INPUTS
+    counted = Counter(
+        corner
+        for _, plan, expectation in drawn(name, FEW)
+        for corner in wanted
+        if corners_for(name)[corner](plan, expectation)
+    )
+    assert {corner: counted[corner] for corner in wanted if counted[corner] < wanted[corner]} == {}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reported_tokens_lie_on_both_sides_of_the_grid(name: str) -> None:
+    """Report 30: 65,535 fit, 65,536 do not; the last one is stored. Its inputs stay small."""
+    for tokens in (65_535, 65_536):
+        case = examples_for(name)[f"30-{tokens}-tokens"]
+        assert case.sizes["num_tokens"] == tokens
+        assert case.values["slot_mapping"].edits[tokens - 1] >= 0
+        buffers = operation(name).plan(case).buffers.values()
+        assert sum(buffer.memory_bytes for buffer in buffers) < 2**21
 
 
 @pytest.mark.parametrize("name", WRITERS)
