@@ -368,10 +368,8 @@ def ds_mla_corners() -> Corners:
         "record: 656 bytes": lambda w: (
             w.token.size > 0 and (w.sizes["kv_c_elements"], w.sizes["k_pe_elements"]) == (512, 64)
         ),
-        "record: 656 bytes, more than 512 in a page": lambda w: (
-            w.token.size > 0
-            and (w.sizes["kv_c_elements"], w.sizes["k_pe_elements"]) == (512, 64)
-            and w.sizes["page_size_tokens"] > 512
+        "record: 512 codes, more than 512 in a page": lambda w: (
+            w.token.size > 0 and w.sizes["kv_c_elements"] == 512 < w.sizes["page_size_tokens"]
         ),
         "record: no multiple of 4": lambda w: (
             w.token.size > 0 and w.sizes["k_pe_elements"] % 2 == 1
