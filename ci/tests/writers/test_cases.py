@@ -36,6 +36,7 @@ OF_TWO_INPUTS = {
     "inputs: padded, and not alike": 3,
 }
 OF_ONE = {
+    "indexer_k_quant_and_cache": {"production: in contract": 8},
     "reshape_and_cache_flash": {"heads: more than 32": 10, "heads: more than 256 elements": 5},
     "concat_and_cache_ds_mla": {"record: 512 codes, more than 512 in a page": 2},
 }
