@@ -199,6 +199,8 @@ class Write:
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
                 tokens = min(max(tokens, 2), _MOST_SCATTERED)
+                if is_input and not crossing.extra:  # the last row begins there to the byte
+                    tokens = 1 + (1 << ((tokens - 1).bit_length() - 1))
                 mapping = replace(mapping, tail=0, hole_every=0)
         # Of a large page only what lies near named slots has memory.
         few = tokens <= _MOST_SCATTERED or choices.production

@@ -70,7 +70,7 @@ def always_far(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def far_cases(name: str) -> list[Drawn]:
     """Cases of every class, drawn once, by the first test that has `always_far`."""
-    return drawn_from(cases_for(name, hostile=True, refused=True), 600, 5, name)
+    return drawn_from(cases_for(name, hostile=True, refused=True), 400, 5, name)
 
 
 @pytest.mark.parametrize("name", ["cp_gather_cache", "concat_and_cache_mla", "copy_blocks"])
