@@ -40,7 +40,13 @@ ODDITIES = {
 ELEMENT_DTYPES = {1: Dtype.U8, 2: Dtype.U16, 4: Dtype.U32, 8: Dtype.U64}
 _OTHER_DTYPES = {1: Dtype.E4M3, 2: Dtype.BF16, 4: Dtype.F32, 8: Dtype.I64}
 
+#: Pairs of reported cases: page 2 i to page 2 i + 1; only padding, but for two of 65,535.
+APART = Values("ramp", {"first": 0, "step": 1})
+PADDED_PAIRS = Values("constant", {"value": -1}, {0: 5, 1: 9, 2 * 65_534: 7, 2 * 65_534 + 1: 2})
+
 _BYTES = 2**17  # of all pages that are copied, together
+_LARGE_BYTES = 2**19  # of one or two that are copied alone
+_ALONE = 147_456  # elements of a page that is copied with one other at most
 _MOST_SCATTERED = 3  # layers at overflow scale
 
 _LAYOUTS, _ODDITIES = weighted(LAYOUTS), weighted(ODDITIES)
@@ -52,7 +58,8 @@ _PAGE_ELEMENTS = skewed(
     (40, range(1, 17)),
     (30, range(17, 130)),
     (15, (132, 256, 512, 576, 1000, 1152)),
-    (15, (2047, 2048, 2304, 4096, 16384, 16385, 16385, 33000)),
+    (15, (2047, 2048, 2304, 4096, 16384, 16385, 16385, 33000, 36_864)),
+    (5, (_ALONE,)),
 )
 _LAYERS = skewed((60, (1,)), (34, range(2, 5)), (6, (0,)))
 _SPARES = skewed((50, (0,)), (50, range(1, 6)))
@@ -160,6 +167,8 @@ class PageCopy:
         self.choices, self.element_bytes = choices, choices.element_bytes
         self.num_layers, wanted = choices.num_layers, choices.pairs
         self.quantity, side = "", 0
+        if choices.page_elements == _ALONE:
+            wanted, self.num_layers = wanted.cut_to_two(), min(self.num_layers, 1)
         crossing = choices.crossing
         boundary = crossing.boundary(_room(limit_bytes), self.element_bytes) if crossing else None
         if crossing is not None and boundary is not None:
@@ -189,7 +198,8 @@ class PageCopy:
         self.pairs = _pairs(wanted, source, destination)
 
     def _fitted_page_bytes(self, pairs: PairChoices) -> int:
-        most = _BYTES // (max(pairs.moves, 1) * max(self.num_layers, 1) * self.element_bytes)
+        copied = max(pairs.moves, 1) * max(self.num_layers, 1)
+        most = (_LARGE_BYTES if copied <= 2 else _BYTES) // (copied * self.element_bytes)
         return self.element_bytes * max(1, min(self.choices.page_elements, most))
 
     def _pool(self, layout: str, padding_elements: int, pages: int) -> Pool:

@@ -141,6 +141,7 @@ _PAIRS: Mapping[str, _Predicate] = {
     "page: 1 byte": lambda c: c.copies and c.sizes["page_bytes"] == 1,
     "page: no multiple of 16": lambda c: c.copies and c.sizes["page_bytes"] % 16 > 0,
     "page: above 16 KiB": lambda c: c.copies and c.sizes["page_bytes"] > 2**14,
+    "page: above 256 KiB": lambda c: c.copies and c.sizes["page_bytes"] > 2**18,
     "page: just above 16 KiB": lambda c: c.copies and 0 < c.sizes["page_bytes"] - 2**14 < 16,
     **{
         f"element: {size} bytes": lambda c, size=size: (  # type: ignore[misc]

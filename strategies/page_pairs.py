@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from hypothesis import event
@@ -108,6 +108,11 @@ class PairChoices:
     stills: int = 0
     first: int = 0
     hostile: tuple[Edit, ...] = ()
+
+    def cut_to_two(self) -> PairChoices:
+        """At most two pairs that name two pages; the rest as it is."""
+        shape = self.shape if self.shape in ("chains", "cycles", "one to many") else "apart"
+        return replace(self, shape=shape, length=min(self.length, 2), components=1, stills=0)
 
     def _component(self, begin: int) -> list[Pair]:
         """One chain or cycle over pages begin, begin + 1, ..."""

@@ -57,13 +57,14 @@ def lies_for(operation: str) -> list[Case]:
     return told
 
 
-#: Tokens of a reported case above which it is not launched for relations, which small cases show.
+#: Tokens, or pairs, of a reported case above which it is not launched for relations, which small
+#: cases show.
 _MOST_RELATED_TOKENS = 1000
 
 
 def _tokens(case: Case) -> int:
-    """Or requests, where there are more of them."""
-    return max(case.sizes.get("num_tokens", 0), case.sizes.get("num_requests", 0))
+    """Or requests, where there are more of them; of copies of pages, pairs."""
+    return max(case.sizes.get(name, 0) for name in ("num_tokens", "num_requests", "num_pairs"))
 
 
 def related_for(operation: str) -> list[Case]:

@@ -27,7 +27,9 @@ HOSTILE = {
 }
 
 _ORDERS = weighted(ORDERS)
-_TOKENS = skewed((60, range(1, 7)), (28, range(7, 40)), (7, (0, 64, 65, 127, 128)), (5, (300,)))
+_TOKENS = skewed(
+    (60, range(1, 7)), (28, range(7, 40)), (7, (0, 64, 65, 127, 128)), (3, (300,)), (3, (1025,))
+)
 _FIRST = skewed((60, (0,)), (40, range(1, 30)))
 _TAILS = skewed((64, (0,)), (26, range(1, 5)), (10, (400,)))
 _HOLES = weighted({0: 75, 2: 10, 3: 15})
@@ -123,7 +125,7 @@ class SlotMapping:
 
 @st.composite
 def slot_mappings(draw: st.DrawFn, *, hostile: bool) -> SlotMapping:
-    """Mappings of 0..300 tokens, 5 draws and 4 an edit.
+    """Mappings of 0..1,025 tokens, 5 draws and 4 an edit.
 
     Shrinks towards one token in slot 0, then without padding; of a hostile one the first edit is
     the slot just past the cache.

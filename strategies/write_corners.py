@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -88,10 +89,17 @@ def _below(offsets: Callable[[Written], Int64s], limit: int) -> _Predicate:
     return holds
 
 
+def _page_bytes(w: Written) -> int:
+    """Of all slots of a page of the first cache, without what lies between them."""
+    cells = w.operation.caches(w.sizes)[0]
+    return cells.run_bytes * prod(count for _, count in cells.dimensions[1:])
+
+
 _SLOTS: Mapping[str, _Predicate] = {
     "tokens: none": lambda w: not w.refused and w.sizes["num_tokens"] == 0,
     "tokens: one": lambda w: not w.refused and w.sizes["num_tokens"] == 1,
     "tokens: more than 64": lambda w: w.token.size > 64,
+    "tokens: more than 300": lambda w: not w.refused and w.sizes["num_tokens"] > 300,
     "tokens: all padding": lambda w: w.slot.size > 1 and bool((w.slot == -1).all()),
     "tokens: padded tail": lambda w: (
         w.token.size > 0 and int(w.slot[-1]) == -1 and int(w.slot[0]) >= 0
@@ -111,9 +119,6 @@ _SLOTS: Mapping[str, _Predicate] = {
         w.token.size > 0
         and all(w.sizes[r.rows] > w.sizes["num_tokens"] for r in w.operation.inputs(w.sizes))
     ),
-    "inputs: of different lengths": lambda w: (
-        w.token.size > 0 and len({w.sizes[r.rows] for r in w.operation.inputs(w.sizes)}) > 1
-    ),
     "inputs: padded rows": lambda w: (
         w.token.size > 1
         and any(r.stride_bytes(w.sizes) > r.row_bytes for r in w.operation.inputs(w.sizes))
@@ -125,6 +130,7 @@ _SLOTS: Mapping[str, _Predicate] = {
     "inputs: one row for all": lambda w: (
         w.token.size > 1 and all(r.stride_bytes(w.sizes) == 0 for r in w.operation.inputs(w.sizes))
     ),
+    "page: more than 2^18 bytes": lambda w: w.token.size > 0 and _page_bytes(w) > 2**18,
     "cache: no pages": lambda w: not w.refused and w.sizes["num_pages"] == 0,
     "counts: absent": lambda w: w.token.size > 0 and "counts" not in w.plan.case.values,
     "counts: present": lambda w: w.token.size > 0 and "counts" in w.plan.case.values,
@@ -146,6 +152,40 @@ _SLOTS: Mapping[str, _Predicate] = {
         for side, test in (("past", _reaches), ("below", _below))
     },
 }
+
+
+def _rows(w: Written) -> tuple[int, ...]:
+    """Of both inputs of a write; the same where nothing is written."""
+    return tuple(w.sizes[r.rows] if w.token.size else 0 for r in w.operation.inputs(w.sizes))
+
+
+def _gaps(w: Written) -> tuple[int, ...]:
+    """Bytes between rows of both inputs of several tokens; else 0."""
+    inputs = w.operation.inputs(w.sizes)
+    several = w.token.size > 1
+    return tuple(r.stride_bytes(w.sizes) - r.row_bytes if several else 0 for r in inputs)
+
+
+_TWO_INPUTS: Mapping[str, _Predicate] = {
+    "inputs: the first is longer": lambda w: _rows(w)[0] > _rows(w)[1],
+    "inputs: the second is longer": lambda w: _rows(w)[0] < _rows(w)[1],
+    "inputs: only the first is padded": lambda w: _gaps(w)[0] > 0 == _gaps(w)[1],
+    "inputs: only the second is padded": lambda w: _gaps(w)[0] == 0 < _gaps(w)[1],
+    "inputs: padded, and not alike": lambda w: 0 < min(_gaps(w)) < max(_gaps(w)),
+}
+
+
+def _production(**sizes: int) -> dict[str, _Predicate]:
+    """A shape that engines run, in contract and not."""
+
+    def holds(w: Written) -> bool:
+        return w.token.size > 0 and all(w.sizes[name] == size for name, size in sizes.items())
+
+    return {
+        "production: in contract": lambda w: holds(w) and not w.hostile,
+        "production: hostile": lambda w: holds(w) and w.hostile,
+    }
+
 
 _CODES: Mapping[str, _Predicate] = {
     **{
@@ -275,6 +315,8 @@ def _furthest_head(w: Written) -> int:
 
 _HEADS: Mapping[str, _Predicate] = {
     "heads: one": lambda w: w.token.size > 0 and w.sizes["num_heads"] == 1,
+    "heads: more than 32": lambda w: w.token.size > 0 and w.sizes["num_heads"] > 32,
+    "heads: more than 256 elements": lambda w: w.token.size > 0 and w.sizes["head_elements"] > 256,
     "heads: tokens first, dense": lambda w: _several_heads(w) and _dense_heads(w, "key"),
     "heads: tokens first, padded": lambda w: (
         _several_heads(w) and not _dense_heads(w, "key") and not _heads_first(w, "key")
@@ -326,6 +368,9 @@ def ds_mla_corners() -> Corners:
         "record: 656 bytes": lambda w: (
             w.token.size > 0 and (w.sizes["kv_c_elements"], w.sizes["k_pe_elements"]) == (512, 64)
         ),
+        "record: 512 codes, more than 512 in a page": lambda w: (
+            w.token.size > 0 and w.sizes["kv_c_elements"] == 512 < w.sizes["page_size_tokens"]
+        ),
         "record: no multiple of 4": lambda w: (
             w.token.size > 0 and w.sizes["k_pe_elements"] % 2 == 1
         ),
@@ -337,7 +382,9 @@ def ds_mla_corners() -> Corners:
         ),
     }
     slots = _without(_SLOTS, "slots: beyond int32")
-    return corners_of(Written, {**slots, **_GROUPS, **records, **_group_refusals()})
+    produced = _production(kv_c_elements=512, k_pe_elements=64, page_size_tokens=64)
+    own = {**records, **produced, **_group_refusals()}
+    return corners_of(Written, {**slots, **_TWO_INPUTS, **_GROUPS, **own})
 
 
 def indexer_write_corners() -> Corners:
@@ -363,10 +410,9 @@ def indexer_write_corners() -> Corners:
         "boundary: scales past, keys below 2^31 or 2^32": _scales_past,
     }
     refused = _group_refusals("head_dim", "quant_block", "page_layout")
-    slots = _without(_SLOTS, "inputs: of different lengths")
-    return corners_of(
-        Written, {**slots, **_GROUPS, **pages, **_without(refused, "refused: elements")}
-    )
+    produced = _production(head_dim=128, quant_block=128, page_size_tokens=64)
+    own = {**pages, **produced, **_without(refused, "refused: elements")}
+    return corners_of(Written, {**_SLOTS, **_GROUPS, **own})
 
 
 def _scales_past(w: Written) -> bool:
@@ -383,11 +429,13 @@ def _scales_past(w: Written) -> bool:
 
 def mla_corners() -> Corners:
     """Corners of concat_and_cache_mla."""
-    return corners_of(Written, {**_SLOTS, **_CODES, **refused_for(*_REASONS)})
+    produced = _production(kv_c_elements=512, k_pe_elements=64, page_size_tokens=64)
+    own = {**produced, **refused_for(*_REASONS)}
+    return corners_of(Written, {**_SLOTS, **_TWO_INPUTS, **_CODES, **own})
 
 
 def flash_corners() -> Corners:
     """Corners of reshape_and_cache_flash."""
-    return corners_of(
-        Written, {**_SLOTS, **_CODES, **_HEADS, **refused_for(*_REASONS, "scale_count")}
-    )
+    produced = _production(num_heads=8, head_elements=128, page_size_tokens=16)
+    own = {**_HEADS, **produced, **refused_for(*_REASONS, "scale_count")}
+    return corners_of(Written, {**_SLOTS, **_TWO_INPUTS, **_CODES, **own})

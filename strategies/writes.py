@@ -6,12 +6,13 @@ pages from the slots that are named, coordinates at overflow scale from the boun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hypothesis import event
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from pagefuzz.oracles.case import Case, Placement, Values
 from pagefuzz.oracles.layout import Dtype
@@ -49,10 +50,20 @@ _NO_SCALES: Mapping[str, Values] = MappingProxyType({})
 
 _BYTES = 2**18  # of a page, and of all tokens together
 _MOST_SCATTERED = 24  # tokens that lie megabytes apart each cost a page of real memory
+_LARGE_PAGE_BYTES = 2**22  # of one in every cache together, where few slots are named
+_SPARE_BYTES = 2**20  # of rows that no token has, unless one has more
 
 _PAGES = skewed((60, (0,)), (40, range(1, 5)))
 _SPARE_ROWS = skewed((60, (0,)), (30, range(1, 6)), (10, range(6, 70)))
 _ROW_PADDINGS = skewed((62, (0,)), (20, range(1, 9)), (8, range(9, 65)), (10, (-1, -2)))
+#: Of the second input: the first one's, or its own.
+_AS_FIRST = -3
+_SECOND_SPARE_ROWS = skewed((55, (_AS_FIRST,)), (20, (0,)), (25, range(1, 6)))
+_SECOND_PADDINGS = skewed(
+    (52, (_AS_FIRST,)), (23, (0,)), (16, range(1, 9)), (4, range(9, 65)), (5, (-1, -2))
+)
+#: 0: as drawn; else which of the shapes that an operation is known to run with.
+_PRODUCTION = skewed((94, (0,)), (6, range(1, 13)))
 _COUNTERS = weighted({None: 30, (0, 0): 50, (5, 7): 15, (-3, 2**40): 5})
 _SEEDS = st.sampled_from(range(253))
 _AT_SCALE = {
@@ -69,28 +80,42 @@ class WriteChoices:
     """Everything that is drawn of a write, before any of it is fitted to the rest.
 
     spare_pages    beyond those that the slots need
-    spare_rows     of the inputs, beyond the tokens of slot_mapping
-    row_padding    elements between input rows; -1: rows overlap, -2: all are the same row
+    spare_rows     of each input, beyond the tokens of slot_mapping
+    row_paddings   of each input, elements between rows; -1: they overlap, -2: all are the same row
     counters       initial values of the counter pair, None if it is absent
+    production     0: sizes are as drawn; else one that `produced` turns into a shape
     """
 
     page_size_tokens: int
     mapping: SlotMapping
     spare_pages: int
-    spare_rows: int
-    row_padding: int
+    spare_rows: tuple[int, ...]
+    row_paddings: tuple[int, ...]
     cache: CacheStrides
     counters: tuple[int, int] | None
     seed: int
     crossing: Crossing | None
+    production: int = 0
+
+    def produced(
+        self, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[WriteChoices, tuple[int, ...] | None]:
+        """Choices with the page size of one of `shapes`, and what that says beside it; as they are,
+        and None, but for a few. Page size first in a shape; each has something beside it."""
+        if not self.production:
+            return self, None
+        page_size_tokens, *shape = shapes[(self.production - 1) % len(shapes)]
+        return replace(self, page_size_tokens=page_size_tokens), tuple(shape)
 
     def with_tokens(self, num_tokens: int) -> WriteChoices:
         return replace(self, mapping=replace(self.mapping, num_tokens=num_tokens))
 
 
 @st.composite
-def write_choices(draw: st.DrawFn, *, case_class: str, limit_bytes: int) -> WriteChoices:
-    """Choices for a case of `case_class`, about 15 draws.
+def write_choices(
+    draw: st.DrawFn, *, case_class: str, limit_bytes: int, inputs: int = 2
+) -> WriteChoices:
+    """Choices for a case of `case_class`, with one or two inputs, about 18 draws.
 
     Shrinks towards ordinary scale, then in the order of the fields.
     """
@@ -101,15 +126,28 @@ def write_choices(draw: st.DrawFn, *, case_class: str, limit_bytes: int) -> Writ
         page_size_tokens=draw(_PAGE_SIZES),
         mapping=draw(_MAPPINGS[case_class == "hostile"]),
         spare_pages=draw(_PAGES),
-        spare_rows=draw(_SPARE_ROWS),
-        row_padding=draw(_ROW_PADDINGS),
+        spare_rows=_of_each(draw, inputs, _SPARE_ROWS, _SECOND_SPARE_ROWS),
+        row_paddings=_of_each(draw, inputs, _ROW_PADDINGS, _SECOND_PADDINGS),
         cache=draw(_CACHES),
         counters=draw(_COUNTERS),
         seed=draw(_SEEDS),
         crossing=crossing,
+        production=draw(_PRODUCTION),
     )
-    event(f"inputs: {'longer than' if choices.spare_rows else 'as long as'} slot_mapping")
+    event(f"inputs: {'longer than' if any(choices.spare_rows) else 'as long as'} slot_mapping")
+    event(f"sizes: {'of production' if choices.production else 'any'}")
     return choices
+
+
+def _of_each(
+    draw: st.DrawFn, inputs: int, first: SearchStrategy[int], second: SearchStrategy[int]
+) -> tuple[int, ...]:
+    """A value of each input. Shrinks towards the same one for both."""
+    found = draw(first)
+    if inputs == 1:
+        return (found,)
+    other = draw(second)
+    return found, found if other == _AS_FIRST else other
 
 
 def _room(limit_bytes: int) -> int:
@@ -122,7 +160,7 @@ class Write:
 
     slots                  every token's
     page_size_tokens, num_pages, page_stride_bytes, slot_stride_bytes
-    input_rows             at least as many as tokens
+    input_rows             of each input, at least as many as tokens
     quantity               what reaches a boundary, "" at ordinary scale
     """
 
@@ -161,9 +199,14 @@ class Write:
             if boundary is not None:
                 self.quantity, self.boundary, self.crossing = crossing.quantity, boundary, crossing
                 tokens = min(max(tokens, 2), _MOST_SCATTERED)
+                if is_input and not crossing.extra:  # the last row begins there to the byte
+                    tokens = 1 + (1 << ((tokens - 1).bit_length() - 1))
                 mapping = replace(mapping, tail=0, hole_every=0)
+        # Of a large page only what lies near named slots has memory.
+        few = tokens <= _MOST_SCATTERED or choices.production
+        most = _LARGE_PAGE_BYTES // caches if few else _BYTES
         self.page_size_tokens = self._page_size(
-            min(choices.page_size_tokens, max(1, _BYTES // entry_bytes))
+            min(choices.page_size_tokens, max(1, most // entry_bytes))
         )
         self.mapping = replace(mapping, num_tokens=tokens)
         self._fit_pages()
@@ -172,7 +215,8 @@ class Write:
             self.page_size_tokens, self.num_pages, from_end=at_end or self.quantity == "slot index"
         )
         self.num_tokens = tokens
-        self.input_rows = tokens + choices.spare_rows
+        spare = max(1, _SPARE_BYTES // input_bytes)
+        self.input_rows = tuple(tokens + min(rows, spare) for rows in choices.spare_rows)
 
     def _page_size(self, tokens: int) -> int:
         return rounded_up(tokens, self.page_multiple)
@@ -224,11 +268,11 @@ class Write:
             return stride - alignment_bytes
         return stride + (self.crossing.extra * alignment_bytes if further else 0)
 
-    def row_stride_bytes(self, row_bytes: int) -> int:
-        """Of an input with rows of that size."""
+    def row_stride_bytes(self, nth: int, row_bytes: int) -> int:
+        """Of the nth input, with rows of that size."""
         if self.quantity == "input row":
             return self.stride_at_boundary(self.num_tokens - 1, self.input_unit)
-        padding = self.choices.row_padding
+        padding = self.choices.row_paddings[nth]
         if padding == -2:
             return 0
         if padding == -1:
@@ -236,13 +280,13 @@ class Write:
         return row_bytes + padding * self.input_unit
 
     def inputs(self, **row_bytes: int) -> dict[str, int]:
-        """Rows and row strides of inputs with rows of that size; the second may have one row less
-        than the first."""
-        rows, least = self.input_rows, self.num_tokens
-        counts = (rows, max(least, rows - rows % 2))
+        """Rows and row strides of all inputs, with rows of that size."""
         return {
-            **{f"{name}_rows": count for name, count in zip(row_bytes, counts, strict=False)},
-            **{f"{n}_row_stride_bytes": self.row_stride_bytes(b) for n, b in row_bytes.items()},
+            **{f"{n}_rows": rows for n, rows in zip(row_bytes, self.input_rows, strict=True)},
+            **{
+                f"{name}_row_stride_bytes": self.row_stride_bytes(nth, size)
+                for nth, (name, size) in enumerate(row_bytes.items())
+            },
         }
 
     def case(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -37,6 +39,9 @@ _INPUT, _UNIT = 2, 4
 #: 2^31 slots of the smallest record are more memory than a case may have.
 _INSTEAD = {"slot index": "page"}
 
+#: Page size, latent and rope elements, as engines run it.
+PRODUCTION = ((64, 512, 64), (64, 512, 64), (256, 512, 64))
+
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
 _GROUPS = skewed((40, (1,)), (25, (2, 3)), (35, (4, 4, 4, 5, 8)))
@@ -63,8 +68,11 @@ def cases(
 def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
-    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    drawn_choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    choices, shape = drawn_choices.produced(PRODUCTION)
     latent, rope, scale_kind = GROUP * draw(_GROUPS), draw(_ROPE), draw(SCALE_KINDS)
+    if shape is not None:
+        latent, rope = shape
     oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     write = Write(
         choices,
@@ -177,6 +185,11 @@ def _longer_inputs() -> Case:
     return _reported((9, 2, 77), spare_rows=13)
 
 
+def _row_stride() -> Case:
+    """Report 18: k_pe is a slice of wider rows, kv_c is dense."""
+    return _reported((9, 2, 77)).with_sizes(k_pe_row_stride_bytes=192)
+
+
 #: bf16 bits of 336, and a row of it.
 _ROW_336 = (0x43A8, *(0x4120,) * 127)
 
@@ -196,15 +209,33 @@ def _width_528() -> Case:
     return _reported((0, 65, 127), rope=16)
 
 
+def _many(tokens: int) -> Case:
+    """Report 30: a grid's y axis has room for 65,535 tokens. Padding, but for the first and the
+    last one; input rows overlap, so that they take little memory."""
+    case = _reported((3,), latent=GROUP, rope=2, page_size_tokens=4)
+    slots = Values("constant", {"value": -1}, {0: 3, tokens - 1: 7})
+    case = case.with_sizes(
+        num_tokens=tokens,
+        kv_c_rows=tokens,
+        k_pe_rows=tokens,
+        kv_c_row_stride_bytes=_INPUT,
+        k_pe_row_stride_bytes=_INPUT,
+    )
+    return replace(case, values={**case.values, "slot_mapping": slots})
+
+
 #: Cases of public reports by number and name.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "13-slot-good": _slot_good,
     "13-slot-bad": _slot_bad,
     "15-padded-tail": _padded_tail,
     "16-longer-inputs": _longer_inputs,
+    "18-row-stride": _row_stride,
     "26-amax-336": _amax_336,
     "26-amax-336-pow2": _amax_336_pow2,
     "27-width-528": _width_528,
+    "30-65535-tokens": partial(_many, 65_535),
+    "30-65536-tokens": partial(_many, 65_536),
 }
 
 

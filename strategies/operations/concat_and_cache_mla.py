@@ -43,6 +43,14 @@ ODDITIES = {
     "null where empty": 4,  # a null pointer for every buffer of no bytes
 }
 
+#: Page size, latent and rope elements, types of inputs and cache, as engines run it.
+PRODUCTION = (
+    (64, 512, 64, Dtype.BF16, 0),
+    (64, 512, 64, Dtype.BF16, 1),
+    (64, 512, 64, Dtype.F16, 0),
+    (256, 512, 64, Dtype.BF16, 0),
+)
+
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(17))
 _LATENT = skewed((40, range(1, 10)), (30, range(10, 70)), (30, (64, 128, 256, 512, 512, 513)))
@@ -69,9 +77,13 @@ def cases(
 def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
-    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
-    kv_dtype, input_dtype = draw(_KV_DTYPES), Dtype(draw(_INPUT_DTYPES))
+    drawn_choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    choices, shape = drawn_choices.produced(PRODUCTION)
+    kv_dtype, input_type = draw(_KV_DTYPES), draw(_INPUT_DTYPES)
     latent, rope = draw(_LATENT), draw(_ROPE)
+    if shape is not None:
+        latent, rope, input_type, kv_dtype = shape
+    input_dtype = Dtype(input_type)
     scale = draw(_SCALES) if kv_dtype else None
     oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     unit = input_dtype.size_bytes
@@ -162,14 +174,16 @@ def _many(tokens: int) -> Case:
 
 #: Inputs of public reports, by the number of the report. 13: the byte offset of the slot passes
 #: 2^31. 15: a padded tail. 16: inputs longer than slot_mapping. 18: one stride that sizes do not
-#: tell. 24: ties, and codes above 256. 25: a scale that is not 1, and values above 448 times it.
-#: 30: more tokens than a grid's y axis has room for.
+#: tell; k_pe may be a slice beside a dense kv_c. 24: ties, and codes above 256. 25: a
+#: scale that is not 1, and values above 448 times it. 30: more tokens than a grid's y axis has room
+#: for.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "13-slot-offset-good": lambda: _far_slot(3_728_270),
     "13-slot-offset-bad": lambda: _far_slot(3_728_271),
     "15-padded-tail": lambda: _reported((5, 0, -1, -1)),
     "16-longer-inputs": lambda: _reported((5, 0, 10), spare_rows=5),
     "18-page-stride": lambda: _reported((5, 0, 10), page_stride_bytes=768),
+    "18-row-stride": lambda: _reported((5, 0, 10), k_pe_row_stride_bytes=160),
     "18-slot-stride": lambda: _reported((5, 0, 10), slot_stride_bytes=192),
     "24-every-magnitude": lambda: _reported((5, 0, 10, 3, 7), latent=128, rope=32, scale=1.0),
     "25-scale-one-half": lambda: _reported((5, 0, 10, 3, 7), scale=0.5),

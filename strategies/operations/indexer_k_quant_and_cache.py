@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -39,6 +41,8 @@ ODDITIES = {
 
 TILED16, TILE = 1, 16
 _INPUT, _UNIT = 2, 4
+#: Page size, values and values a scale, page layout, as engines run it.
+PRODUCTION = ((64, 128, 128, 0), (64, 128, 128, TILED16))
 #: Slots have no stride of their own.
 _INSTEAD = {"slot stride": "page stride"}
 #: Of all tokens together: each is a task of its own.
@@ -70,14 +74,18 @@ def cases(
 def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
-    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    drawn_choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes, inputs=1))
+    choices, shape = drawn_choices.produced(PRODUCTION)
     layout, head, block = draw(LAYOUTS), draw(_HEADS), draw(_BLOCKS)
+    size = quant_block(head, block)
+    if shape is not None:
+        head, size, layout = shape
     event(f"layout: {'tiled16' if layout else 'flat'}")
     scale_kind = draw(SCALE_KINDS)
     oddity, junk = drawn(draw, case_class, _ODDITIES, _JUNK)
     if choices.crossing is not None and choices.crossing.quantity == "slot index":
-        head, block = TILE, 0  # the least that a token takes
-    size = quant_block(head, block)
+        head = TILE  # the least that a token takes
+        size = quant_block(head, 0)
     groups = head // size
     tokens = min(choices.mapping.num_tokens, max(1, _MOST_GROUPS // groups))
     write = Write(
@@ -251,6 +259,15 @@ def _amax_336_pow2() -> Case:
     return _reported((0, 65), k=_ROW_336, scale_kind=1)
 
 
+def _many(tokens: int) -> Case:
+    """Report 30: a grid's y axis has room for 65,535 tokens. Padding, but for the first and the
+    last one; input rows overlap, so that they take little memory."""
+    case = _reported((3,))
+    slots = Values("constant", {"value": -1}, {0: 3, tokens - 1: 70})
+    case = case.with_sizes(num_tokens=tokens, k_rows=tokens, k_row_stride_bytes=_INPUT)
+    return replace(case, values={**case.values, "slot_mapping": slots})
+
+
 #: Cases of public reports by number and name.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "8-packed-pool-good": _packed_good,
@@ -259,6 +276,8 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "16-longer-inputs": _longer_inputs,
     "26-amax-336": _amax_336,
     "26-amax-336-pow2": _amax_336_pow2,
+    "30-65535-tokens": partial(_many, 65_535),
+    "30-65536-tokens": partial(_many, 65_536),
     "35-padded-pages": _padded_pages,
     "35-padded-tiled-pages": _padded_tiled_pages,
 }

@@ -51,11 +51,24 @@ ODDITIES = {
     "unread scale": 6,  # with auto scales are given
 }
 
+#: Page size, heads, elements of one, types of inputs and caches, as engines run it.
+PRODUCTION = (
+    (16, 8, 128, Dtype.BF16, 0),
+    (16, 8, 128, Dtype.BF16, 1),
+    (16, 8, 128, Dtype.F16, 0),
+    (32, 8, 128, Dtype.BF16, 0),
+)
+
+#: Of the keys of all tokens together; there are as many of values.
+_MOST_ELEMENTS = 2**15
+
 _KEY_LAYOUTS, _VALUE_LAYOUTS = weighted(KEY_LAYOUTS), weighted(VALUE_LAYOUTS)
 _ODDITIES = weighted(ODDITIES)
 _JUNK = st.sampled_from(range(19))
-_HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32)))
-_HEAD_ELEMENTS = skewed((40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256)))
+_HEADS = skewed((30, (1,)), (50, range(2, 9)), (20, (16, 17, 32, 33, 64, 128)))
+_HEAD_ELEMENTS = skewed(
+    (40, range(1, 9)), (30, range(9, 66)), (30, (64, 128, 128, 80, 96, 256, 512, 576))
+)
 _PER_HEAD = weighted({False: 65, True: 35})
 _KV_DTYPES, _INPUT_DTYPES = kv_dtypes(), input_dtypes()
 
@@ -93,9 +106,13 @@ class _Strides:
 def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> Case:
     case_class = draw(classes)
     event(f"class: {case_class}")
-    choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
-    kv_dtype, input_dtype = draw(_KV_DTYPES), Dtype(draw(_INPUT_DTYPES))
+    drawn_choices = draw(write_choices(case_class=case_class, limit_bytes=limit_bytes))
+    choices, shape = drawn_choices.produced(PRODUCTION)
+    kv_dtype, input_type = draw(_KV_DTYPES), draw(_INPUT_DTYPES)
     heads, head_elements = draw(_HEADS), draw(_HEAD_ELEMENTS)
+    if shape is not None:
+        heads, head_elements, input_type, kv_dtype = shape
+    input_dtype = Dtype(input_type)
     key_layout, value_layout = draw(_KEY_LAYOUTS), draw(_VALUE_LAYOUTS)
     event(f"keys: {key_layout}")
     event(f"values: {value_layout}")
@@ -114,8 +131,9 @@ def _cases(draw: st.DrawFn, classes: SearchStrategy[str], limit_bytes: int) -> C
         for name in ("k_scale", "v_scale"):
             scales[name] = Values.literal(*draw(scale_vectors(scale_count)))
     elements = heads * head_elements
+    tokens = min(choices.mapping.num_tokens, max(1, _MOST_ELEMENTS // elements))
     write = Write(
-        choices,
+        choices.with_tokens(tokens),
         limit_bytes,
         entry_bytes=elements * stored,
         element_bytes=stored,
@@ -292,9 +310,10 @@ def _many(tokens: int) -> Case:
 #: Inputs of public reports, by the number of the report. 6: the element that a page begins at
 #: passes 2^31. 12: a page stride of 2^30 elements, of which two wrap to a negative number and four
 #: to zero. 15: a padded tail. 16: inputs longer than slot_mapping. 17: keys and values are views of
-#: one buffer. 18: one stride that sizes do not tell. 24: ties, and codes above 256. 25: scales that
-#: are not 1, and values above 448 times them. 30: more tokens than a grid's y axis has room for.
-#: 33: heads lie one after another in a page whose shape says tokens first.
+#: one buffer. 18: one stride that sizes do not tell; rows of values may lie further apart than
+#: those of keys. 24: ties, and codes above 256. 25: scales that are not 1, and values above 448
+#: times them. 30: more tokens than a grid's y axis has room for. 33: heads lie one after another in
+#: a page whose shape says tokens first.
 REPORTED: Mapping[str, Callable[[], Case]] = {
     "6-fp16-pool-good": lambda: _fp16_pool(32_767),
     "6-fp16-pool-bad": lambda: _fp16_pool(32_768),
@@ -305,6 +324,7 @@ REPORTED: Mapping[str, Callable[[], Case]] = {
     "16-longer-inputs": lambda: _reported((5, 0, 10), spare_rows=5),
     "17-one-buffer": _one_buffer,
     "18-page-stride": lambda: _reported((5, 0, 10), page=512),
+    "18-row-stride": lambda: _reported((5, 0, 10)).with_sizes(value_row_stride_bytes=160),
     "18-slot-stride": lambda: _reported((5, 0, 10), slot=128),
     "18-head-stride": lambda: _reported((5, 0, 10), head=48),
     "24-every-magnitude": lambda: _reported((5, 0, 10, 3, 7), scales=(1.0, 1.0)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ci.tests.strategies.test_writing_operations import plain, strategy
+from ci.tests.strategies.test_writing_operations import FEW, plain, strategy
 from ci.tests.writers.conftest import drawn
 
 from pagefuzz import check
@@ -18,6 +18,7 @@ from pagefuzz.oracles.page_copies import PageCopyOperation
 from pagefuzz.oracles.registry import operation, operations
 from pagefuzz.oracles.verdict import CaseClass, Outcome
 from pagefuzz.strategies.refusals import lies_by_reason
+from pagefuzz.strategies.registry import corners_for
 from pagefuzz.strategies.reported import examples_for
 
 COPIES = [name for name, one in operations().items() if isinstance(one, PageCopyOperation)]
@@ -40,13 +41,45 @@ def test_the_simplest_case_is_one_page(name: str) -> None:
     assert max(buffer.memory_bytes for buffer in plan.buffers.values()) == 16
 
 
+def small(name: str) -> Case:
+    """A reported case of few pairs."""
+    return min(examples_for(name).values(), key=lambda case: case.sizes["num_pairs"])
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_pairs_lie_on_both_sides_of_the_grid(name: str) -> None:
+    """Report 30: 65,535 pairs fit on its y axis; as 65,536 pages are copied, they do not. Both are
+    right here."""
+    with Checker(name, "bundled:page") as checker:
+        for pairs, copied in ((65_535, 2), (65_536, 65_536)):
+            case = examples_for(name)[f"30-{pairs}-pairs"]
+            assert case.sizes["num_pairs"] == pairs
+            verdict = checker.check(case)
+            assert verdict.outcome is Outcome.CLEAN, (verdict.failures, verdict.not_run)
+            assert verdict.checked["output"] == 2 * copied
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_large_pages_are_copied_alone(name: str) -> None:
+    """Pages of more than 256 KiB are drawn; one or two of them, so that a launch stays short."""
+    large = [
+        case
+        for case, plan, expectation in drawn(name, FEW)
+        if corners_for(name)["page: above 256 KiB"](plan, expectation)
+    ]
+    assert large
+    for case in large:
+        assert case.sizes["num_pairs"] - case.values["pairs"].parameters["values"].count(-1) < 10
+        assert case.sizes["page_bytes"] * case.sizes.get("num_layers", 1) <= 2**19
+
+
 @pytest.mark.parametrize("name", COPIES)
 def test_the_kernel_refuses_every_lie_and_nothing_else(name: str) -> None:
     """Each lie about a reported case and two drawn ones is turned down; the cases are not."""
     sound = [case for case, _, _ in drawn(name, 200, hostile=False, refused=False) if plain(case)]
     several = [case for case in sound if case.sizes["num_pairs"] in range(2, 20)]
     with Checker(name, "bundled:page") as checker:
-        for case in [*examples_for(name).values(), *several[:2]]:
+        for case in [small(name), *several[:2]]:
             verdict = checker.check(case)
             assert verdict.outcome is Outcome.CLEAN, (case.dumps(), verdict.failures)
             for lies in lies_by_reason(strategy(name).surface(case)).values():
@@ -68,8 +101,8 @@ def test_the_kernel_is_silent(name: str, build: str) -> None:
 
 
 def far(name: str) -> Case:
-    """The reported case with strides that put pages at 2^40 bytes; copy_blocks in two layers."""
-    (case,) = examples_for(name).values()
+    """A reported case with strides that put pages at 2^40 bytes; copy_blocks in two layers."""
+    case = small(name)
     if name == "swap_blocks":
         return case.with_sizes(src_page_stride_bytes=2**39 - 2, dst_page_stride_bytes=2**39 + 2)
     return case.with_sizes(num_layers=2, layer_stride_bytes=2**40 - 8, page_stride_bytes=2**32)
