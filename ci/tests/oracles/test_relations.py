@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from ci.tests.oracles.test_judgements import other_byte, record
 from ci.tests.strategies.conftest import drawn_from
@@ -77,21 +78,24 @@ def same_output(expectation: Expectation, derived: RelatedPlan) -> bool:
     """Whether the reference wants the same bytes of both plans, at the places of each."""
     for part, expected in expectation.expected.items():
         other = derived.expectation.expected[part]
-        begins, values = expected.offsets, expected.values
-        for runs in derived.moved.get(expected.buffer or part, ()):
-            alone = np.isin(begins, runs.begins)
-            places = dict(zip(runs.begins.tolist(), runs.new_begins.tolist(), strict=True))
-            new = np.array([places[begin] for begin in begins[alone].tolist()], dtype=np.int64)
-            order = np.argsort(new)
-            begins, values = new[order], values[alone][order]
-            other = replace(
-                other,
-                offsets=other.offsets[np.isin(other.offsets, begins)],
-                values=other.values[np.isin(other.offsets, begins)],
-            )
-        if not (np.array_equal(begins, other.offsets) and np.array_equal(values, other.values)):
+        places, values = bytes_of(expected.offsets, expected.values.shape[1]), expected.values
+        new_places = bytes_of(other.offsets, other.values.shape[1])
+        before = dict(zip(places.tolist(), values.ravel().tolist(), strict=True))
+        after = dict(zip(new_places.tolist(), other.values.ravel().tolist(), strict=True))
+        if moved := derived.moved.get(expected.buffer or part):
+            old = np.concatenate([bytes_of(runs.begins, runs.size_bytes) for runs in moved])
+            new = np.concatenate([bytes_of(runs.new_begins, runs.size_bytes) for runs in moved])
+            to = dict(zip(old.tolist(), new.tolist(), strict=True))
+            before = {to[place]: value for place, value in before.items() if place in to}
+            after = {place: value for place, value in after.items() if place in before}
+        if before != after:
             return False
     return True
+
+
+def bytes_of(begins: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int64]:
+    """The offset of each byte of runs of that size."""
+    return (begins[:, None] + np.arange(size_bytes)).ravel()
 
 
 def copied_pages(plan: Plan, expectation: Expectation) -> list[Bytes]:
