@@ -23,6 +23,9 @@ INDEXER = "cp_gather_indexer_k_quant_cache"
 HINTED = "cp_gather_indexer_k_quant_cache_hinted"
 PLAIN = (COPY, DEQUANT, UPCONVERT, INDEXER)
 
+#: The operations of which many cases are drawn; one of them in the fast tier.
+DRAWN = [COPY, *(pytest.param(name, marks=pytest.mark.slow) for name in PLAIN[1:])]
+
 #: As many as a campaign of half a minute has, or less.
 COUNT = 1500
 
@@ -45,7 +48,7 @@ def sizes_are(**wanted: int) -> Callable[[Facts], bool]:
 # ---- many requests -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DRAWN)
 def test_requests_are_sometimes_more_than_a_block_has_threads(name: str) -> None:
     """Rarely, and then with few rows, one of them the last request's."""
     many = [f for f in drawn(name) if f.requests > 1024]
@@ -108,7 +111,7 @@ def fills(pages: int) -> Callable[[Facts], bool]:
     )
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DRAWN)
 def test_requests_fill_whole_tables(name: str) -> None:
     """As report 28 has it, of 16 pages; and of other powers of two, and next to them."""
     reached = {pages for pages in TABLE_PAGES if count(name, fills(pages))}
@@ -126,7 +129,7 @@ def test_every_whole_table_is_launched_in_every_campaign(name: str) -> None:
     assert all(fills(pages)(facts) for pages in TABLE_PAGES)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DRAWN)
 def test_whole_tables_are_of_small_pages(name: str) -> None:
     """They are long, but not large."""
     rows = [
@@ -152,7 +155,7 @@ def test_entries_have_more_elements_than_a_block_has_threads(element_bytes: int)
     assert len(wide) >= 2
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", DRAWN)
 def test_pages_are_sometimes_larger_than_256_kib(name: str) -> None:
     """Such as 256 tokens of 1,152 bytes."""
 
@@ -185,7 +188,12 @@ IN_USE[HINTED] = IN_USE[INDEXER]
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [(name, sizes) for name, listed in IN_USE.items() for sizes in listed]
+    ("name", "sizes"),
+    [
+        pytest.param(name, sizes, marks=[] if name == COPY else pytest.mark.slow)
+        for name, listed in IN_USE.items()
+        for sizes in listed
+    ],
 )
 def test_shapes_in_use_are_drawn_whole(name: str, sizes: dict[str, int]) -> None:
     """More than once, in contract and hostile together."""
