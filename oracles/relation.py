@@ -69,6 +69,11 @@ class RelationJudgement(Judgement):
             )
         return (derived,)
 
+    def as_case(self, operation: Operation, plan: Plan, expectation: Expectation) -> Case | None:
+        """The related launch as a case of its own, which names no relation; None where there is
+        none, or where a case cannot say what is different."""
+        return None
+
     def applies(self, run: Run) -> bool:
         return self._first(run) is not None and bool(self._second(run))
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagefuzz.harness.campaign.again import Timed, is_hang, longest_repeats_s
 from pagefuzz.harness.campaign.candidate import CLASS_RANK, Candidate
+from pagefuzz.harness.campaign.direct import directly
 from pagefuzz.harness.campaign.drawing import Drawing, Flaky, feed, use_cache
 from pagefuzz.harness.campaign.events import (
     Claim,
@@ -177,7 +178,7 @@ class Search:
     def _run_reported(self) -> None:
         for case in self._parts.reported(self._job):
             self._case_began = time.monotonic()
-            verdict = self._check(case)
+            case, verdict = directly(case, self._check(case), self._judge_alone)
             if self._is_new(verdict):
                 self._keep(case, verdict)
                 self._settle(identity_of(verdict))
@@ -246,7 +247,7 @@ class Search:
     def _examine(self, case: Case) -> None:
         """The body of the property. Raises if the case fails as far as Hypothesis may know."""
         shrinking = self._target is not None
-        verdict = self._check(case)
+        case, verdict = directly(case, self._check(case), self._judge_alone)
         if not shrinking:
             self._generated += 1
             feed(f"class: {verdict.case_class or verdict.outcome}", verdict.counters)
@@ -260,6 +261,10 @@ class Search:
                 self._begin_shrinking(self._target.identity, share)
         if self._target is not None and Target.of(verdict) == self._target:
             raise _CaseFailedError(self._target.identity)
+
+    def _judge_alone(self, case: Case) -> Verdict:
+        self._checker.restart()  # nothing that other launches have left is to be why
+        return self._judge(case, self._limit_s(time.monotonic()), self._patience_s)
 
     def _check(self, case: Case) -> Verdict:
         """Has the case judged, and counts it: as a case, or towards minimising."""

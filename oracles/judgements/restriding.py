@@ -10,6 +10,7 @@ from math import gcd
 import numpy as np
 
 from pagefuzz.oracles import contents
+from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.cells import Slots
 from pagefuzz.oracles.expectation import Expectation
 from pagefuzz.oracles.layout import Bytes, Dtype, Image, Plan, PlannedBuffer
@@ -54,6 +55,19 @@ class RestridingJudgement(RelationJudgement):
             derived = _restrided(operation, plan, nests, wanted)
             if derived.arguments != plan.arguments:
                 return _related(operation, plan, derived, names)
+        return None
+
+    def as_case(self, operation: Operation, plan: Plan, expectation: Expectation) -> Case | None:
+        """With the other strides as its sizes; what memory holds follows from the seed again."""
+        for derived in self.related(operation, plan, expectation):
+            placements = dict(plan.case.placements)
+            for name, buffer in derived.plan.buffers.items():
+                usual, place = plan.buffers[name].placement, buffer.placement
+                if (place.over, place.after_bytes) != (usual.over, usual.after_bytes):
+                    own = placements.get(name, Placement())
+                    placements[name] = replace(own, over=place.over, after_bytes=place.after_bytes)
+            sizes = {name: derived.plan.arguments[name] for name in plan.case.sizes}
+            return replace(plan.case, sizes=sizes, placements=placements, relations=())
         return None
 
 

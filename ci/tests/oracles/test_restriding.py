@@ -18,6 +18,7 @@ from pagefuzz.oracles.layout import Dtype
 from pagefuzz.oracles.nests import Nest
 from pagefuzz.oracles.observation import RelatedPlan
 from pagefuzz.oracles.relation import relation_judgements
+from pagefuzz.oracles.verdict import CaseClass
 from pagefuzz.strategies.reported import related_for
 
 Memory = Mapping[str, Any]
@@ -226,3 +227,41 @@ def test_another_byte_of_a_moved_page(bench: MakeBench, name: str, seed: int) ->
     (failure,) = judge(made.run(related_change=change)).failures
     assert failure.identity == f"restriding:{cache}"
     assert "3" in failure.details["access"]
+
+
+@pytest.mark.parametrize("name", registry.operations())
+def test_the_related_launch_is_a_case_of_its_own(name: str) -> None:
+    """In contract, with its strides, and without a relation."""
+    operation = registry.operation(name)
+    judgement = relation_judgements()["restriding"]
+    told = 0
+    for case in related_for(name):
+        plan = operation.plan(case)
+        expectation = operation.expect(plan)
+        alone = judgement.as_case(operation, plan, expectation)
+        derived = restrided(case)
+        assert (alone is None) is (derived is None)
+        if alone is None or derived is None:
+            continue
+        told += 1
+        own = operation.plan(alone)
+        assert alone.relations == ()
+        assert own.arguments == derived.plan.arguments
+        assert operation.expect(own).case_class is CaseClass.IN_CONTRACT
+    assert told
+
+
+def test_an_interleaved_cache_is_one_as_a_case_too() -> None:
+    """Keys and values stay in one buffer, as far apart as in the related launch."""
+    case = of_flash(interleaved=True)
+    operation = registry.operation(case.operation)
+    plan = operation.plan(case)
+    alone = relation_judgements()["restriding"].as_case(operation, plan, operation.expect(plan))
+    derived = restrided(case)
+    assert alone is not None
+    assert derived is not None
+    assert any(place.over for place in alone.placements.values())
+    own = operation.plan(alone)
+    for buffer, wanted in derived.plan.buffers.items():
+        assert own.buffers[buffer].placement.over == wanted.placement.over
+    assert operation.expect(own).case_class is CaseClass.IN_CONTRACT
