@@ -232,7 +232,8 @@ class Write:
         if strides.kind == "overlapping":  # legal only in a cache that is read
             strides = CacheStrides()
         span = mapping.num_tokens if mapping.order != "one slot" else 1
-        pages = -(-(span + mapping.first) // size) + choices.spare_pages
+        named = span + mapping.first if mapping.num_tokens else 0
+        pages = -(-named // size) + choices.spare_pages
         if strides.kind == "packed pool":
             pages = min(pages, 6)
         page_stride, slot_stride = strides.resolve(entry, unit, size, pages)
