@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from hypothesis import event
 from hypothesis import strategies as st
@@ -368,3 +368,22 @@ def conflict_lies(case: Case, source_pages: int, destination_pages: int) -> list
         return []
     last_page, last = source_pages - 1, destination_pages - 1
     return pair_lies(case, "conflict", [[(0, last), (last_page, last)], [(last_page, 0), (0, 0)]])
+
+
+def many_pairs(
+    operation: str, sizes_of: Callable[[int], Mapping[str, int]]
+) -> dict[str, Callable[[], Case]]:
+    """Report 30: 65,535 pairs, which fit on a grid's y axis, all but the first and last padding;
+    and one more, each even page going to the next.
+
+    sizes_of  of an operation's own, with so many pages of one byte
+    """
+
+    def case(pairs: int, listed: Values) -> Case:
+        sizes = {"num_pairs": pairs, **sizes_of(2 * pairs), "page_bytes": 1, "element_bytes": 1}
+        return Case(operation, sizes, {"pairs": listed, "counts": Values.literal(0, 0)})
+
+    return {
+        "30-65535-pairs": partial(case, 65_535, PADDED_PAIRS),
+        "30-65536-pairs": partial(case, 65_536, APART),
+    }

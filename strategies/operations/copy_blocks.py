@@ -16,13 +16,12 @@ from pagefuzz.strategies.classes import check_limit, classes
 from pagefuzz.strategies.corners import Corners
 from pagefuzz.strategies.gathers import DEFAULT_LIMIT_BYTES
 from pagefuzz.strategies.page_copies import (
-    APART,
-    PADDED_PAIRS,
     PageCopy,
     conflict_lies,
     extent_bytes,
     index_arguments,
     listed,
+    many_pairs,
     oddly,
     page_copy_choices,
     pair_lies,
@@ -207,36 +206,18 @@ def _reported_cycle() -> Case:
     )
 
 
-def _many(pairs: int, listed: Values) -> Case:
-    return Case(
-        operation=OPERATION,
-        sizes={
-            "num_pairs": pairs,
-            "num_layers": 1,
-            "num_pages": 2 * pairs,
-            "layer_stride_bytes": 2 * pairs,
-            "page_stride_bytes": 1,
-            "page_bytes": 1,
-            "element_bytes": 1,
-        },
-        values={"pairs": listed, "counts": Values.literal(0, 0)},
-    )
-
-
-def _as_many_as_fit() -> Case:
-    """Report 30: 65,535 pairs fit on a grid's y axis. All but the first and last are padding."""
-    return _many(65_535, PADDED_PAIRS)
-
-
-def _one_too_many() -> Case:
-    """Report 30: 65,536 pairs do not. Each even page goes to the next."""
-    return _many(65_536, APART)
+def _pages_of_a_byte(pages: int) -> dict[str, int]:
+    return {
+        "num_layers": 1,
+        "num_pages": pages,
+        "layer_stride_bytes": pages,
+        "page_stride_bytes": 1,
+    }
 
 
 REPORTED: Mapping[str, Callable[[], Case]] = MappingProxyType(
     {
-        "30-65535-pairs": _as_many_as_fit,
-        "30-65536-pairs": _one_too_many,
+        **many_pairs(OPERATION, _pages_of_a_byte),
         "34-cycle": _reported_cycle,
     }
 )
