@@ -191,9 +191,9 @@ def test_a_fault_in_either_is_found(pair, writer, reader):
     finding = found(pair, writer, reader)
     assert finding is not None
     assert finding.verdict.failures[0].key[0] in ("rows", "untouched", "death")
-    # Which payload shows it follows from the seed: of seed 0 it may be the fourth token's.
+    # Which payload shows it follows from the seed: of seed 0 it may be the fourth row's alone.
     assert finding.trip.writer.sizes["num_tokens"] <= 4
-    assert finding.trip.gathers[0].case.sizes["num_requests"] <= 2
+    assert finding.trip.gathers[0].case.sizes["num_requests"] <= 4
     assert len(finding.trip.gathers) == 1
 
 
