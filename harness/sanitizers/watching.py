@@ -263,9 +263,10 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
         except OSError as error:
             raise CannotCheckError(f"{command[0]} does not run: {error.strerror}") from None
 
-        def printed(limit_bytes: int = -1) -> str:
-            output.seek(0)
-            return output.read(limit_bytes).decode("utf-8", "replace")
+        def printed(limit_bytes: int = MOST_PRINTED_BYTES) -> str:
+            # Not through a position, which is also that of who still prints, and would write there.
+            size_bytes = min(limit_bytes, os.fstat(output.fileno()).st_size)
+            return os.pread(output.fileno(), size_bytes, 0).decode("utf-8", "replace")
 
         code: int | None = None
         try:
