@@ -305,7 +305,7 @@ class EntryReferences(EntryGather):
         if self.refusals(plan) or not (a["num_requests"] and a["num_tokens"]):
             return {"dst": {}}
         page_stride, slot_stride, row_stride = self.effective_strides(a)
-        src_bytes, table_bytes = self.payload_bytes(a)["src"], self._required(a)["block_table"]
+        src_bytes, table_bytes = self.payload_bytes(a)["src"], self.required(a)["block_table"]
         if (needed := src_bytes + table_bytes) > 2**28:
             raise CaseError(f"the torch reference needs {needed} bytes; it makes at most 2^28")
         payload = torch.from_numpy(contents.payload(plan.case.seed, 0, src_bytes).copy())

@@ -151,11 +151,7 @@ class GatherOperation(Operation):
         if not refused:
             self._check_memory(plan)
         images = self._images(plan, case.sizes if refused else plan.arguments, refused)
-        buffers = {
-            name: replace(buffer, image=images[name]) if name in images else buffer
-            for name, buffer in plan.buffers.items()
-        }
-        return Plan(case, plan.arguments, buffers)
+        return plan.with_images(images)
 
     def _index_buffers(self) -> dict[str, tuple[Dtype, int]]:
         """dtype and rank of every index buffer, counters included."""
@@ -172,7 +168,7 @@ class GatherOperation(Operation):
             laid["table_row_stride"] = max(sizes["table_row_stride"], 0)
         return laid
 
-    def _required(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def required(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Required bytes of every buffer, optional ones as if present; exact integers."""
         requests, width = sizes["num_requests"], sizes["table_width"]
         row_stride = sizes["table_row_stride"] if requests > 1 else 0
@@ -186,14 +182,10 @@ class GatherOperation(Operation):
         required |= {name: dtype.size_bytes * n for name, (dtype, n) in self.words.items()}
         return required
 
-    def required(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Required bytes of every buffer, optional ones as if present; exact integers."""
-        return self._required(sizes)
-
     def _buffers(
         self, case: Case, laid: Mapping[str, int], *, sound: bool
     ) -> dict[str, PlannedBuffer]:
-        required = self._required(laid)
+        required = self.required(laid)
         types: dict[str, tuple[int, int]] = {
             **self.payload_types(laid),
             **self._index_buffers(),
@@ -204,7 +196,7 @@ class GatherOperation(Operation):
 
     def _check_memory(self, plan: Plan) -> None:
         """What the launcher is told of a case that it must accept has to be true."""
-        total = sum(self._required(self._laid_out(plan.case.sizes)).values())
+        total = sum(self.required(self._laid_out(plan.case.sizes)).values())
         if total > MAX_MEMORY_BYTES:
             raise CaseError(
                 f"the case needs {total} bytes of memory; at most {MAX_MEMORY_BYTES} are laid out"
@@ -292,7 +284,7 @@ class GatherOperation(Operation):
     ) -> Plan | None:
         """A plan of a case in contract with other arguments and index values; None if its memory
         would not be laid out. An absent buffer among `images` becomes present."""
-        required = self._required(arguments)
+        required = self.required(arguments)
         if sum(required.values()) > MAX_MEMORY_BYTES:
             return None
         types = self._index_buffers()
@@ -339,7 +331,7 @@ class GatherOperation(Operation):
                     check_rank(found, buffers[name], rank)
                 check_pointer(found, plan, name, dtype.size_bytes)
         if measurable:
-            required = self._required(arguments)
+            required = self.required(arguments)
             for name in optional:
                 if is_absent(buffers[name]):
                     required[name] = 0

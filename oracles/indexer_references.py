@@ -236,7 +236,7 @@ class IndexerReferences(IndexerGather):
         out: dict[str, dict[int, bytes]] = {"dst_k": {}, "dst_scale": {}}
         if self.refusals(plan) or not (a["num_requests"] and a["num_tokens"]):
             return out
-        required = self._required(a)
+        required = self.required(a)
         if (needed := required["src"] + required["block_table"]) > _MOST_TENSOR_BYTES:
             raise CaseError(f"the torch reference needs {needed} bytes; it makes at most 2^28")
         pages, size, head = a["num_pages"], a["page_size_tokens"], a["head_dim"]

@@ -193,6 +193,14 @@ class Plan:
         root, offset_bytes = self.base(name)
         return (self.buffers[root].base_offset_bytes + offset_bytes) % BASE_ALIGNMENT_BYTES
 
+    def with_images(self, images: Mapping[str, Image]) -> Plan:
+        """The same with other explicit contents of the buffers that are named."""
+        buffers = {
+            name: replace(buffer, image=images.get(name, buffer.image))
+            for name, buffer in self.buffers.items()
+        }
+        return replace(self, buffers=buffers)
+
     def mirrored(self) -> Plan:
         """The same with every buffer against the guard at its other end, as near as can be."""
         swapped = {"end": "start", "start": "end", "none": "none"}

@@ -148,14 +148,7 @@ class PageCopyOperation(PageCopyText):
             if name in case.values and not (refused and sizes["num_pairs"] not in _COUNT):
                 elements = index_values.vector(case.values[name], count, index_values.INT64, name)
                 images[name] = Image.of_elements(np.arange(count, dtype=np.int64), elements)
-        plan = Plan(
-            case,
-            arguments,
-            {
-                name: replace(buffer, image=images[name]) if name in images else buffer
-                for name, buffer in buffers.items()
-            },
-        )
+        plan = Plan(case, arguments, buffers).with_images(images)
         if not self.refusals(plan):
             check_memory(plan, sum(required.values()))
             self._check_payload(plan)

@@ -191,14 +191,7 @@ class WriteOperation(WriteText):
             check_memory(plan, sum(required.values()))
         for add in (self._index_images, self._own_images):
             images = add(plan, case.sizes if refused else arguments, refused)
-            plan = Plan(
-                case,
-                arguments,
-                {
-                    name: replace(buffer, image=images[name]) if name in images else buffer
-                    for name, buffer in plan.buffers.items()
-                },
-            )
+            plan = plan.with_images(images)
         return plan
 
     def _index_images(

@@ -211,7 +211,7 @@ def _gathered(operation: TracedGather, plan: Plan, derived: Plan) -> RelatedPlan
     old, new = (operation.entry_pieces(one, page, slot) for one in (plan, derived))
     src = {} if _same(old, new) else {"src": _moved_image(plan, "src", old, new)}
     # What src holds is not what a reference makes of its place, so that only footprints are right.
-    plain = _with_images(derived, images | dict.fromkeys(src, Image.empty()))
+    plain = derived.with_images(images | dict.fromkeys(src, Image.empty()))
     footprints = operation.expect(plain)
     written, moved = np.unique(rows.row), {}
     for name, (row_stride, row_bytes) in operation.rows_of(plan.arguments).items():
@@ -219,7 +219,7 @@ def _gathered(operation: TracedGather, plan: Plan, derived: Plan) -> RelatedPlan
         if new_stride != row_stride:
             runs = Moved(written * row_stride, written * new_stride, row_bytes)
             moved[name] = (runs,)
-    return RelatedPlan(_with_images(plain, src), footprints, "", moved)
+    return RelatedPlan(plain.with_images(src), footprints, "", moved)
 
 
 def _written(operation: WriteOperation, plan: Plan, derived: Plan) -> RelatedPlan:
@@ -232,7 +232,7 @@ def _written(operation: WriteOperation, plan: Plan, derived: Plan) -> RelatedPla
         if new_rows.stride_bytes(new) != stride:
             held = operation.input_bytes(plan, rows.name, slots.token * stride, rows.row_bytes)
             images[rows.name] = Image(slots.token * new_rows.stride_bytes(new), held)
-    derived = _with_images(derived, images)
+    derived = derived.with_images(images)
     _, first = np.unique(slots.slot[slots.token], return_index=True)
     each = Slots(slots.slot, slots.token[first], slots.page[first], slots.offset[first])
     changed = {
@@ -264,15 +264,7 @@ def _copied(operation: PageCopyOperation, plan: Plan, derived: Plan) -> RelatedP
     new_to = operation.page_offsets(derived, new_destination, moves[:, 1]).ravel()
     moved = {} if np.array_equal(to, new_to) else {destination.name: (Moved(to, new_to, size),)}
     footprints = operation.expect(derived)
-    return RelatedPlan(_with_images(derived, images), footprints, "", moved)
-
-
-def _with_images(plan: Plan, images: Mapping[str, Image]) -> Plan:
-    buffers = {
-        name: replace(buffer, image=images.get(name, buffer.image))
-        for name, buffer in plan.buffers.items()
-    }
-    return Plan(plan.case, plan.arguments, buffers)
+    return RelatedPlan(derived.with_images(images), footprints, "", moved)
 
 
 def _same(old: Pieces, new: Pieces) -> bool:

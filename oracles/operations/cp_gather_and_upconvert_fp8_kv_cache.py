@@ -34,7 +34,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -154,11 +153,7 @@ class CpGatherAndUpconvertFp8KvCache(EntryReferences):
             return images
         bits = self._scale_bits(plan)
         if not refused and sizes["num_requests"] and sizes["num_tokens"]:
-            buffers = {
-                name: replace(buffer, image=images.get(name, buffer.image))
-                for name, buffer in plan.buffers.items()
-            }
-            words = self._scale_words(Plan(plan.case, plan.arguments, buffers))
+            words = self._scale_words(plan.with_images(images))
             images["src"] = Image.of_elements(words, bits[words % bits.size])
         return images
 

@@ -103,8 +103,8 @@ class CpGatherIndexerKQuantCacheHinted(IndexerReferences):
     def _index_buffers(self) -> dict[str, tuple[Dtype, int]]:
         return {**super()._index_buffers(), HINTS: (Dtype.I32, 1)}
 
-    def _required(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        return {**super()._required(sizes), HINTS: 4 * sizes["num_tokens"]}
+    def required(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {**super().required(sizes), HINTS: 4 * sizes["num_tokens"]}
 
     def _images(self, plan: Plan, sizes: Mapping[str, int], refused: bool) -> dict[str, Image]:
         values = plan.case.values
@@ -117,7 +117,7 @@ class CpGatherIndexerKQuantCacheHinted(IndexerReferences):
                 starts = index_values.int32s(images["starts"])
             images[HINTS] = _hint_image(values[HINTS], _Covered.of(starts, sizes), sizes)
             if sizes["num_requests"]:
-                rows = self.row_map(_with_images(plan, images))
+                rows = self.row_map(plan.with_images(images))
                 images["block_table"] = self._table_image(values["block_table"], sizes, rows)
         return images
 
@@ -188,14 +188,6 @@ class CpGatherIndexerKQuantCacheHinted(IndexerReferences):
     def index_parts(self, plan: Plan) -> list[str]:
         hints = gather_text.table_text(plan.case.values[HINTS])
         return [*super().index_parts(plan), f"hints {hints}"]
-
-
-def _with_images(plan: Plan, images: Mapping[str, Image]) -> Plan:
-    buffers = {
-        name: replace(buffer, image=images.get(name, buffer.image))
-        for name, buffer in plan.buffers.items()
-    }
-    return Plan(plan.case, plan.arguments, buffers)
 
 
 def _hint_image(values: Values, covered: _Covered, sizes: Mapping[str, int]) -> Image:
