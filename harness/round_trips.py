@@ -184,7 +184,7 @@ class RoundTripRunner:
                 subject.marshal(step.plan, own)
                 if subject.keeps_record:
                     subject.begin_check(step.plan, step.expectation, self._arena.store)
-                subject.catch_faults(self._box.fault_address())
+                self._box.catch_faults(subject)
                 path, arena = assignment.object_path, self._arena
                 noted = NotedLaunch(which)
                 self._box.note_launch(path, plan, addresses, arena.closed(), arena.mapped(), noted)

@@ -134,7 +134,7 @@ class Runner:
         self._object, scan = loaded(assignment)
         if ("cuda" in self._object.flags) != (driver is not None):
             raise CannotCheckError(f"{assignment.object_path} was not built for {self.device}")
-        self._object.catch_faults(box.fault_address())
+        box.catch_faults(self._object)
         self._arena: Arena = (
             HostArena(poisons="asan" in self._object.flags)
             if driver is None

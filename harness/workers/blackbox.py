@@ -23,6 +23,7 @@ import numpy as np
 
 from pagefuzz.harness.memory.arena import GUARD_BYTES
 from pagefuzz.harness.memory.use import MemoryUse
+from pagefuzz.harness.objects import LaunchObject
 from pagefuzz.oracles.intervals import IntervalSet
 from pagefuzz.oracles.layout import Plan
 
@@ -90,9 +91,12 @@ class NotedLaunch:
 class BlackBox:
     """One worker's; its client has another view of the same memory."""
 
-    def __init__(self, file: int) -> None:
-        """`file` is a descriptor of `SIZE_BYTES`; it may be closed afterwards."""
+    def __init__(self, file: int, *, outlives: bool = False) -> None:
+        """file      a descriptor of `SIZE_BYTES`; it may be closed afterwards
+        outlives  whether somebody reads it once a fault has ended this process
+        """
         self._memory = mmap.mmap(file, SIZE_BYTES)
+        self._outlives = outlives
         self._launched: float | None = None  # when, while a launch is running
 
     @staticmethod
@@ -116,10 +120,12 @@ class BlackBox:
         self._memory[1] = (self._memory[1] + 1) % 256
         self._memory[0] = stage
 
-    def fault_address(self) -> int:
-        """Where a `pf_fault` is to be written."""
-        view = np.frombuffer(self._memory, np.uint8)
-        return int(view.ctypes.data) + _FAULT_AT
+    def catch_faults(self, launched: LaunchObject) -> None:
+        """Has the faults of an object's launches noted here. Its handler is there until the process
+        ends, and so must the object be: where nobody reads what it notes, there is none."""
+        if self._outlives:
+            view = np.frombuffer(self._memory, np.uint8)
+            launched.catch_faults(int(view.ctypes.data) + _FAULT_AT)
 
     def note_launch(
         self,

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 def serve(channel: socket.socket, box_file: int, assignment: dict[str, Any]) -> int:
     """Runs cases until the stream ends; the exit code."""
-    box = BlackBox(box_file)
+    box = BlackBox(box_file, outlives=True)
     os.close(box_file)
     try:
         runner = runner_of(assignment, box)

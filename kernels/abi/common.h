@@ -159,7 +159,9 @@ typedef struct pf_fault {
 } pf_fault;
 
 /* From now on the first fault of memory protection is noted in *seen, which must outlive the process,
- * before it ends it.  AddressSanitizer notes faults itself: PF_REFUSED there, and in CUDA builds. */
+ * before it ends it.  The object must not be unloaded any more: the handler is in it, and its stack, on
+ * which Python handles its own signals too.  AddressSanitizer notes faults itself: PF_REFUSED there, and
+ * in CUDA builds. */
 int pf_catch_faults(pf_fault *seen);
 
 /* ---- CUDA only ------------------------------------------------------------------------------------- */

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ci.chaos_lane import misbehaving_case as case_of
 from ci.tests.processes import children, wait_until_gone
 
+from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.own_process import SpoiledProcessError, kept_intact
+from pagefuzz.harness.own_process import SpoiledProcessError, _actions, kept_intact
 from pagefuzz.harness.running import Answer, Assignment
+from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.harness.workers import client
 from pagefuzz.harness.workers.client import Worker, worker_for
 from pagefuzz.harness.workers.fork_server import close_servers
@@ -104,6 +109,30 @@ def test_without_isolation_nothing_runs_in_a_spoiled_process(assignment: Assignm
             for num_pages in (SWALLOWS, HARMLESS):
                 with pytest.raises(SpoiledProcessError, match="SIGSEGV"):
                     worker.run(case_of(num_pages))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_without_isolation_this_process_keeps_its_signals() -> None:
+    """Its own handlers, also once the object is gone: Python's are called on whatever stack is the
+    last one that was set, and that must not have been the object's."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            before, seen = _actions(), []
+            signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+            with Checker("cp_gather_cache", "bundled:page", "host", isolate=False) as checker:
+                assert checker.check(case_of(HARMLESS)).outcome is Outcome.CLEAN
+                assert _actions() == before
+            del checker
+            parse_abi.cache_clear()  # which keeps what it has loaded
+            gc.collect()
+            assert "cp_gather_cache.so" not in Path("/proc/self/maps").read_text()
+            signal.raise_signal(signal.SIGALRM)
+            assert seen
             code = 0
         finally:
             os._exit(code)
