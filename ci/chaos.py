@@ -52,8 +52,8 @@ from ci.chaos_lane import (
     ON_HOST,
     SLOW_KINDS,
     LaneJob,
-    compile_misbehaving,
 )
+from ci.misbehaving import compile_into
 from ci.reports import exit_code, require_report, write_report
 
 SCHEMA = 1
@@ -88,7 +88,7 @@ class Supervisor:
 
     def run(self, cases: Sequence[tuple[int, str]]) -> None:
         """`cases` are [number, kind]. Raises `CannotCheckError`."""
-        path = str(compile_misbehaving(self._folder)) if self._backend == "host" else ""
+        path = str(compile_into(self._folder)) if self._backend == "host" else ""
         self.kinds = dict(cases)
         rest = list(cases)
         while rest and not self._stop.is_set():

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -29,12 +27,14 @@ from pagefuzz.harness.workers.client import Worker
 from pagefuzz.harness.workers.fork_server import close_servers, shared_server
 from pagefuzz.harness.workers.journal import Journal
 from pagefuzz.oracles import registry
-from pagefuzz.oracles.case import Case, Placement, Values
+from pagefuzz.oracles.case import Case, Placement
 from pagefuzz.oracles.verdict import Outcome, Verdict
 
+sys.path.append(str(Path(__file__).parents[1]))  # last: folders of ours are named like packages
+
+from ci import misbehaving as does
+
 TESTS = Path(__file__).parent / "tests"
-OPERATION = "cp_gather_cache"
-SOURCE = subjects.KERNELS / "operations" / f"{OPERATION}.cu"
 DEADLY_TWIN = TESTS / "twins" / "null-dereference"
 PAGE_BYTES = resource.getpagesize()
 
@@ -48,7 +48,7 @@ HARMLESS = "harmless"
 class Kind:
     """What is injected into a case.
 
-    num_pages  makes the misbehaving object do it, as its source says; 1: nothing
+    num_pages  makes the misbehaving object do it
     want       what must become of the case
     """
 
@@ -60,96 +60,43 @@ DEATH, HANG, CLEAN = "failed: death", "failed: hang", "clean"
 NOT_RUN, NOT_CHECKED, LANE_KILLED = "not run", "could not check", "its lane was killed"
 
 KINDS: Mapping[str, Kind] = {
-    "SIGSEGV": Kind(101, DEATH),
-    "SIGABRT": Kind(102, DEATH),
-    "SIGBUS": Kind(105, DEATH),
-    "SIGFPE": Kind(121, DEATH),
-    "SIGTERM": Kind(122, DEATH),
-    "SIGKILL, each time": Kind(110, DEATH),
-    "exit status 0": Kind(106, DEATH),
-    "exit status 3": Kind(103, DEATH),
-    "stack overflow": Kind(119, DEATH),
-    "no memory left for the launch": Kind(118, DEATH),
-    "closes every file": Kind(111, DEATH),
-    "SIGSEGV, a process left behind": Kind(116, DEATH),
-    "endless loop": Kind(114, HANG),
-    "endless sleep": Kind(104, HANG),
-    "SIGSTOP": Kind(115, HANG),
-    "stray write": Kind(112, "failed: untouched"),
-    "a status of its own": Kind(108, NOT_CHECKED),
-    "a process left behind": Kind(117, CLEAN),
-    "worker killed by others": Kind(1, CLEAN),
-    "fork server killed by others": Kind(1, CLEAN),
-    "more than there is": Kind(1, NOT_RUN),
-    "no memory left for the worker": Kind(1, NOT_RUN),
-    "full disk for the running case": Kind(1, NOT_CHECKED),
-    "full disk for failing cases": Kind(101, DEATH),
-    "lane killed": Kind(123, LANE_KILLED),
+    "SIGSEGV": Kind(does.SEGFAULT, DEATH),
+    "SIGABRT": Kind(does.ABORT, DEATH),
+    "SIGBUS": Kind(does.NOISE_AND_SIGBUS, DEATH),
+    "SIGFPE": Kind(does.FPE, DEATH),
+    "SIGTERM": Kind(does.TERM, DEATH),
+    "SIGKILL, each time": Kind(does.KILL, DEATH),
+    "exit status 0": Kind(does.EXIT_0, DEATH),
+    "exit status 3": Kind(does.EXIT_3, DEATH),
+    "stack overflow": Kind(does.OVERFLOWS_STACK, DEATH),
+    "no memory left for the launch": Kind(does.TAKES_ALL_MEMORY, DEATH),
+    "closes every file": Kind(does.CLOSE_FILES, DEATH),
+    "SIGSEGV, a process left behind": Kind(does.CHILD_AND_SEGFAULT, DEATH),
+    "endless loop": Kind(does.LOOPS, HANG),
+    "endless sleep": Kind(does.SLEEPS, HANG),
+    "SIGSTOP": Kind(does.STOPS, HANG),
+    "stray write": Kind(does.STRAY_WRITE, "failed: untouched"),
+    "a status of its own": Kind(does.BAD_STATUS, NOT_CHECKED),
+    "a process left behind": Kind(does.CHILD, CLEAN),
+    "worker killed by others": Kind(does.HARMLESS, CLEAN),
+    "fork server killed by others": Kind(does.HARMLESS, CLEAN),
+    "more than there is": Kind(does.HARMLESS, NOT_RUN),
+    "no memory left for the worker": Kind(does.HARMLESS, NOT_RUN),
+    "full disk for the running case": Kind(does.HARMLESS, NOT_CHECKED),
+    "full disk for failing cases": Kind(does.SEGFAULT, DEATH),
+    "lane killed": Kind(does.SLEEPS_20_S, LANE_KILLED),
     "sticky CUDA error": Kind(0, DEATH),
 }
 ON_CUDA = ["sticky CUDA error"]
 ON_HOST = [name for name in KINDS if name not in ON_CUDA]
 
 
-def misbehaving_case(num_pages: int, seed: int = 0, **sizes: int) -> Case:
-    """A launch with nothing to do, so that the right thing to do is nothing. The misbehaving
-    object goes by the number of pages."""
-    return Case(
-        OPERATION,
-        {
-            "num_requests": 0,
-            "num_tokens": 0,
-            "page_size_tokens": 1,
-            "num_pages": num_pages,
-            "table_width": 0,
-            "table_row_stride": 0,
-            "page_stride_bytes": 8,
-            "slot_stride_bytes": 8,
-            "dst_rows": 0,
-            "dst_row_stride_bytes": 8,
-            "entry_bytes": 8,
-            "element_bytes": 1,
-            "has_terminal": 0,
-            **sizes,
-        },
-        {"block_table": Values.literal(), "starts": Values.literal()},
-        seed=seed,
-    )
-
-
-def compile_misbehaving(folder: Path, *arguments: str) -> Path:
-    """The object in `ci/tests/harness/misbehaving.c`. Raises `CannotCheckError` without a C
-    compiler."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise CannotCheckError("there is no C compiler; install gcc")
-    (folder / "fragment.h").write_text(subjects.abi_fragment(SOURCE))
-    path = folder / "misbehaving.so"
-    source = TESTS / "harness" / "misbehaving.c"
-    command = [compiler, "-shared", "-fPIC", "-O1", f"-I{subjects.KERNELS}", f"-I{folder}"]
-    libraries = ["-lm", "-pthread"]
-    subprocess.run([*command, *arguments, "-o", str(path), str(source), *libraries], check=True)
-    return path
-
-
-def misbehaving_assignment(path: Path) -> Assignment:
-    return Assignment(
-        operation=OPERATION,
-        symbol=f"pf_{OPERATION}_page",
-        object_path=str(path),
-        source_path=str(SOURCE),
-        backend="host",
-        build="release",
-        promises_containment=True,
-    )
-
-
 class MisbehavingChecker(Checker):
     """A `Checker` of an object that is no subject."""
 
     def __init__(self, assignment: Assignment, *, timeout_s: float, journal: Path) -> None:
-        self.subject = subjects.subject("bundled:page", OPERATION)
-        self._operation = registry.operation(OPERATION)
+        self.subject = subjects.subject("bundled:page", does.OPERATION)
+        self._operation = registry.operation(does.OPERATION)
         self.backend, self.build = assignment.backend, assignment.build
         self._assignment = assignment
         self._worker = Worker(assignment, timeout_s=timeout_s, journal=Journal(journal))
@@ -197,12 +144,12 @@ class Lane:
     def _made(self) -> Checker:
         job = self._job
         if job.backend == "host":
-            assignment = misbehaving_assignment(Path(job.path))
+            assignment = does.assignment_of(Path(job.path))
             return MisbehavingChecker(
                 assignment, timeout_s=job.timeout_s, journal=Path(job.running)
             )
         twin = f"twin:{DEADLY_TWIN}.toml"
-        return Checker(OPERATION, twin, job.backend, "release", journal=Path(job.running))
+        return Checker(does.OPERATION, twin, job.backend, "release", journal=Path(job.running))
 
     def run(self) -> None:
         self._checker.start()
@@ -313,8 +260,8 @@ def case_of(number: int, kind: str, backend: str) -> Case:
     sizes = {}
     if kind == "more than there is":
         sizes = {"num_tokens": 2**20, "dst_rows": 2**20, "dst_row_stride_bytes": 2**21}
-    num_pages = KINDS[kind].num_pages if kind != HARMLESS else 1
-    case = misbehaving_case(num_pages, number, **sizes)
+    num_pages = KINDS[kind].num_pages if kind != HARMLESS else does.HARMLESS
+    case = does.case_of(num_pages, number, **sizes)
     if kind == "stray write":  # into a red zone
         return replace(case, placements={"dst": Placement(guard="none")})
     return case

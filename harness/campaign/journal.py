@@ -11,7 +11,24 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.errors import CannotCheckError
+from pagefuzz.oracles.case import Case
+
+
+def entry_of(unit: Unit, backend: str, build: str, identity: str, case: Case) -> dict[str, Any]:
+    """A failing case, and what it fails on.
+
+    identity  of its failure (`findings.identity_of`)
+    """
+    return {
+        "operation": unit.operation,
+        "subject": unit.subject,
+        "backend": backend,
+        "build": build,
+        "identity": identity,
+        "case": case.to_json(),
+    }
 
 
 class Journal:

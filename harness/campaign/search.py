@@ -32,7 +32,7 @@ from pagefuzz.harness.campaign.events import (
     Settled,
     Unended,
 )
-from pagefuzz.harness.campaign.journal import Journal
+from pagefuzz.harness.campaign.journal import Journal, entry_of
 from pagefuzz.harness.campaign.plan import Job
 from pagefuzz.harness.campaign.simplify import simplify
 from pagefuzz.harness.errors import CannotCheckError
@@ -380,18 +380,10 @@ class Search:
             return
         self._sure[identity] = candidate
         self._emit(Failing(case, verdict))
-        unit = self._job.shard.unit
+        unit, options = self._job.shard.unit, self._job.options
         try:
-            self._journal.append(
-                {
-                    "operation": unit.operation,
-                    "subject": unit.subject,
-                    "backend": self._job.options.backend,
-                    "build": self._job.options.build,
-                    "identity": identity,
-                    "case": case.to_json(),
-                }
-            )
+            entry = entry_of(unit, options.backend, options.build, identity, case)
+            self._journal.append(entry)
         except CannotCheckError as error:
             self._complain(str(error))  # the finding itself goes on to the terminal
 

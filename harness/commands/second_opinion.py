@@ -15,7 +15,7 @@ from typing import Any
 
 from pagefuzz.harness.build import RELEASE, BuildSpec
 from pagefuzz.harness.campaign.drawing import leave_the_folder_alone
-from pagefuzz.harness.campaign.journal import Journal
+from pagefuzz.harness.campaign.journal import Journal, entry_of
 from pagefuzz.harness.campaign.plan import Unit
 from pagefuzz.harness.commands.fuzz import make_folder, write_json
 from pagefuzz.harness.commands.selection import selected_subjects
@@ -230,14 +230,8 @@ class _Run:
     def _keep(self, unit: Unit, case: Case, verdict: Verdict) -> None:
         """In the journal, unless it is there; a note is not. That it cannot be written keeps
         nothing from being found."""
-        entry = {
-            "operation": unit.operation,
-            "subject": unit.subject,
-            "backend": self.backend,
-            "build": BuildSpec.parse(self.backend, self.build).text,
-            "identity": identity_of(verdict),
-            "case": case.to_json(),
-        }
+        build = BuildSpec.parse(self.backend, self.build).text
+        entry = entry_of(unit, self.backend, build, identity_of(verdict), case)
         if not entry["identity"] or entry in self._journaled:
             return
         try:

@@ -6,13 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ci.chaos_lane import compile_misbehaving as compile_into
-from ci.chaos_lane import misbehaving_assignment
+from ci.misbehaving import assignment_of, compile_into
 
 from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.workers.client import Worker
+from pagefuzz.harness.workers.fork_server import close_servers
 
 Compile = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _servers() -> Iterator[None]:
+    """A file's end is that of what it has started."""
+    yield
+    close_servers()
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +35,7 @@ def misbehaving(compile_misbehaving: Compile) -> Path:
 
 @pytest.fixture
 def assignment(misbehaving: Path) -> Assignment:
-    return misbehaving_assignment(misbehaving)
+    return assignment_of(misbehaving)
 
 
 @pytest.fixture

@@ -7,18 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from ci.chaos_lane import misbehaving_case as case_of
+from ci.misbehaving import ENDLESS_NOISE, GIBIBYTE_OF_NOISE, REPORT_AND_NOISE, case_of
 
 from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.workers import output
 from pagefuzz.harness.workers.client import Worker
-from pagefuzz.harness.workers.fork_server import close_servers
 from pagefuzz.harness.workers.output import KEPT_BYTES, LIMIT_BYTES, OutputFile
 from pagefuzz.oracles.observation import Death
 
-# What misbehaving.c does at this number of pages: prints without end; a report and 64 MiB; a
-# gibibyte. The latter two die, with last words.
-ENDLESS, REPORT_AND_NOISE, NOISE = 124, 125, 126
 PRINTED_BYTES = 2**30
 
 #: All that may be held of it: what is kept, and what comes while a busy machine looks elsewhere.
@@ -57,12 +53,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
-
-
 @pytest.fixture
 def file() -> Iterator[OutputFile]:
     with OutputFile() as made:
@@ -76,7 +66,7 @@ def say(file: OutputFile, said: bytes) -> None:
 
 def test_a_gibibyte_is_not_held(worker: Worker, seen: Seen) -> None:
     """Its last words are there all the same."""
-    death = worker.run(case_of(NOISE))
+    death = worker.run(case_of(GIBIBYTE_OF_NOISE))
     assert isinstance(death, Death)
     assert death.how == "SIGBUS"
     assert death.detail.splitlines()[-1] == "the last words"
@@ -97,7 +87,7 @@ def test_printing_without_end_is_a_hang(assignment: Assignment, seen: Seen) -> N
     """Judged as one that is silent; the next case starts with nothing."""
     worker = Worker(assignment, timeout_s=1)
     try:
-        death = worker.run(case_of(ENDLESS))
+        death = worker.run(case_of(ENDLESS_NOISE))
         assert isinstance(death, Death)
         assert death.how == "hang"
         assert death.detail.splitlines()[-1].endswith("xxx")

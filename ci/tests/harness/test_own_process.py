@@ -7,11 +7,21 @@ import gc
 import os
 import platform
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ci.chaos_lane import misbehaving_case as case_of
+from ci.misbehaving import (
+    FORKS,
+    HARMLESS,
+    JOINS,
+    OPENS_GUARD,
+    OPENS_SOURCE,
+    ROUNDS_UPWARD,
+    STAYS,
+    SWALLOWS,
+    WRITES_LATE,
+    case_of,
+)
 from ci.tests.processes import children, wait_until_gone
 
 from pagefuzz.harness.check import Checker
@@ -21,21 +31,11 @@ from pagefuzz.harness.running import Answer, Assignment
 from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.harness.workers import client
 from pagefuzz.harness.workers.client import Worker, worker_for
-from pagefuzz.harness.workers.fork_server import close_servers
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
-# What misbehaving.c does at this number of pages.
-HARMLESS, STAYS, WRITES_LATE, SWALLOWS, JOINS, GUARD, READ_ONLY, UPWARD, FORKS = 1, *range(127, 135)
-
 #: FE_UPWARD.
 _UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 def outcome(worker: Worker, num_pages: int) -> Outcome:
@@ -49,8 +49,8 @@ def outcome(worker: Worker, num_pages: int) -> Outcome:
     [
         (STAYS, "left 1 more thread running"),
         (SWALLOWS, "another handler of SIGSEGV"),
-        (GUARD, "changed the protection of src, or of the memory beside it"),
-        (READ_ONLY, "changed the protection of src"),
+        (OPENS_GUARD, "changed the protection of src, or of the memory beside it"),
+        (OPENS_SOURCE, "changed the protection of src"),
     ],
 )
 def test_a_spoiled_process_judges_nothing_more(worker: Worker, num_pages: int, said: str) -> None:
@@ -70,7 +70,7 @@ def test_a_write_that_comes_after_the_return_is_seen(worker: Worker) -> None:
     assert isinstance(answer, Death) or answer.verdict.outcome is Outcome.FAILED
 
 
-@pytest.mark.parametrize("num_pages", [JOINS, UPWARD])
+@pytest.mark.parametrize("num_pages", [JOINS, ROUNDS_UPWARD])
 def test_what_is_over_when_the_launch_is_does_no_harm(worker: Worker, num_pages: int) -> None:
     """Threads that are joined, and another rounding while the kernel runs."""
     for _ in range(20):

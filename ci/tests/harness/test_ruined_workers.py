@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ci.chaos_lane import misbehaving_case as case_of
+from ci.misbehaving import HARMLESS, REFUSE, SEGFAULT, case_of, outcome
 from ci.tests.planted import case_of as planted_case
 from ci.tests.planted import twin
 from ci.tests.processes import wait_until_gone
@@ -18,27 +18,13 @@ from ci.tests.processes import wait_until_gone
 from pagefuzz.harness.check import Checker
 from pagefuzz.harness.check import check as check_one
 from pagefuzz.harness.errors import RuinedProcessError
-from pagefuzz.harness.running import Answer, Assignment
+from pagefuzz.harness.running import Assignment
 from pagefuzz.harness.workers.client import Worker, _Running
-from pagefuzz.harness.workers.fork_server import close_servers
 from pagefuzz.harness.workers.protocol import Message
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
-# What misbehaving.c does at this number of pages.
-HARMLESS, SEGFAULT, REFUSE = 1, 101, 109
 RUINED, OTHER = case_of(HARMLESS, 7), case_of(HARMLESS, 8)
-
-
-def outcome(answer: Answer | Death) -> Outcome:
-    assert isinstance(answer, Answer), answer
-    return answer.verdict.outcome
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 @pytest.fixture

@@ -13,7 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ci.chaos_lane import misbehaving_case as case_of
+from ci.misbehaving import (
+    CHILD,
+    CHILD_AND_SEGFAULT,
+    HARMLESS,
+    KILL,
+    MISALIGNED,
+    REFUSE,
+    SEGFAULT,
+    SLEEPS,
+    case_of,
+    outcome,
+)
 from ci.tests.processes import children, wait_until_gone
 
 from pagefuzz.harness.errors import CannotCheckError
@@ -26,21 +37,6 @@ from pagefuzz.harness.workers.journal import Journal, last_entry
 from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
-
-# What misbehaving.c does at this number of pages.
-HARMLESS, SEGFAULT, HANG, REFUSE, KILL = 1, 101, 104, 109, 110
-CHILD_AND_SEGFAULT, CHILD, MISALIGNED = 116, 117, 120
-
-
-def outcome(answer: Answer | Death) -> Outcome:
-    assert isinstance(answer, Answer), answer
-    return answer.verdict.outcome
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
 
 
 @pytest.mark.parametrize("num_pages", [CHILD_AND_SEGFAULT, CHILD])
@@ -248,7 +244,7 @@ def test_launches_that_are_not_isolated(assignment: Assignment, tmp_path: Path) 
     assert not (tmp_path / "journal.jsonl").exists()
 
 
-@pytest.mark.parametrize(("num_pages", "code"), [(SEGFAULT, -signal.SIGSEGV), (HANG, 2)])
+@pytest.mark.parametrize(("num_pages", "code"), [(SEGFAULT, -signal.SIGSEGV), (SLEEPS, 2)])
 def test_a_death_that_is_not_isolated_is_that_of_the_process(
     assignment: Assignment, tmp_path: Path, num_pages: int, code: int
 ) -> None:
@@ -257,7 +253,7 @@ def test_a_death_that_is_not_isolated_is_that_of_the_process(
     done = inside(assignment, journal, HARMLESS, num_pages, HARMLESS)
     assert done.returncode == code
     assert done.stdout.split() == ["clean"]
-    if num_pages == HANG:
+    if num_pages == SLEEPS:
         assert done.stderr == (
             "pagefuzz: a launch did not end within 0.6 s, and was not isolated: this process ends; "
             f"the case is in {journal}\n"

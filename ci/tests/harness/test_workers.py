@@ -11,14 +11,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ci.chaos_lane import misbehaving_case as case_of
+from ci.misbehaving import (
+    ABORT,
+    BAD_STATUS,
+    CLOSE_FILES,
+    EXIT_0,
+    EXIT_3,
+    HARMLESS,
+    KILL,
+    NAP,
+    NOISE_AND_SIGBUS,
+    PRINT,
+    REFUSE,
+    SEGFAULT,
+    SLEEPS,
+    STRAY_WRITE,
+    case_of,
+    outcome,
+)
 from ci.tests.processes import children, is_alive, wait_until_gone
 
 from pagefuzz.harness.errors import CannotCheckError
@@ -34,23 +50,6 @@ from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
-# What misbehaving.c does at this number of pages.
-SEGFAULT, ABORT, EXIT_3, HANG, NOISE, EXIT_0 = 101, 102, 103, 104, 105, 106
-PRINT, BAD_STATUS, REFUSE, KILL, CLOSE_FILES, STRAY = 107, 108, 109, 110, 111, 112
-NAP = 113  # 1.5 s a launch, two launches a case
-HARMLESS = 1
-
-
-def outcome(answer: Answer | Death) -> Outcome:
-    assert isinstance(answer, Answer), answer
-    return answer.verdict.outcome
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _servers() -> Iterator[None]:
-    yield
-    close_servers()
-
 
 @pytest.mark.parametrize(
     ("num_pages", "how"),
@@ -59,7 +58,7 @@ def _servers() -> Iterator[None]:
         (ABORT, "SIGABRT"),
         (EXIT_3, "exit status 3"),
         (EXIT_0, "exit status 0"),
-        (NOISE, "SIGBUS"),
+        (NOISE_AND_SIGBUS, "SIGBUS"),
     ],
 )
 def test_a_death_is_named_and_the_next_case_runs(worker: Worker, num_pages: int, how: str) -> None:
@@ -108,7 +107,7 @@ def wait_until_it_launches(worker: Worker) -> None:
 
 def test_the_last_words_of_a_worker_are_kept(worker: Worker) -> None:
     """The end of what a dying worker printed is part of its death, the noise before is not."""
-    death = worker.run(case_of(NOISE))
+    death = worker.run(case_of(NOISE_AND_SIGBUS))
     assert isinstance(death, Death)
     lines = death.detail.splitlines()
     assert lines[-1] == "the last words"
@@ -124,7 +123,7 @@ def test_printing_harms_nothing(worker: Worker, capfd: pytest.CaptureFixture[str
 def test_a_hang_is_killed_and_named(assignment: Assignment) -> None:
     """A launch that does not come back is a death called "hang"; the next case runs."""
     worker = Worker(assignment, timeout_s=0.5)
-    death = worker.run(case_of(HANG))
+    death = worker.run(case_of(SLEEPS))
     assert isinstance(death, Death)
     assert (death.how, death.detail) == ("hang", "no answer for 0.5 s; the worker was killed")
     assert outcome(worker.run(case_of(HARMLESS))) is Outcome.CLEAN
@@ -142,7 +141,7 @@ def test_a_hang_that_nobody_waits_for_is_ended_at_once(worker: Worker) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
-            worker.run(case_of(HANG))
+            worker.run(case_of(SLEEPS))
     finally:
         signal.signal(signal.SIGALRM, before)
     began = time.monotonic()
@@ -258,7 +257,7 @@ def test_a_spare_that_is_of_no_use_is_no_death(
 def test_a_stray_write_reaches_the_verdict(worker: Worker) -> None:
     """What a launch does to memory is judged, not only how it ends."""
     between_red_zones = {"dst": Placement(guard="none")}
-    stray = replace(case_of(STRAY), placements=between_red_zones)
+    stray = replace(case_of(STRAY_WRITE), placements=between_red_zones)
     assert outcome(worker.run(stray)) is Outcome.FAILED
     assert outcome(worker.run(case_of(REFUSE))) is Outcome.FAILED
 
@@ -351,7 +350,7 @@ def test_killing_the_parent_leaves_no_process_and_the_case(
     assignment: Assignment, tmp_path: Path
 ) -> None:
     """kill -9 in the middle of a launch: server and worker end, the journal holds the case."""
-    hang, journal = case_of(HANG), tmp_path / "journal.jsonl"
+    hang, journal = case_of(SLEEPS), tmp_path / "journal.jsonl"
     arguments = [
         json.dumps(assignment.to_json()),
         str(journal),
