@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import platform
-import signal
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 from ci.misbehaving import (
@@ -24,11 +23,9 @@ from ci.misbehaving import (
 )
 from ci.tests.processes import children, wait_until_gone
 
-from pagefuzz.harness.check import Checker
 from pagefuzz.harness.errors import CannotCheckError
-from pagefuzz.harness.own_process import SpoiledProcessError, _actions, kept_intact
+from pagefuzz.harness.own_process import SpoiledProcessError, kept_intact
 from pagefuzz.harness.running import Answer, Assignment
-from pagefuzz.harness.subjects import parse_abi
 from pagefuzz.harness.workers import client
 from pagefuzz.harness.workers.client import Worker, worker_for
 from pagefuzz.oracles.observation import Death
@@ -115,28 +112,34 @@ def test_without_isolation_nothing_runs_in_a_spoiled_process(assignment: Assignm
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+#: In a process of its own, in which nothing else has loaded the object. argv: the case.
+SIGNALLED = """
+import gc, json, signal, sys
+from pathlib import Path
+from pagefuzz.harness.check import Checker
+from pagefuzz.harness.own_process import _actions
+from pagefuzz.harness.subjects import parse_abi
+from pagefuzz.oracles.case import Case
+before, seen = _actions(), []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+with Checker("cp_gather_cache", "bundled:page", "host", isolate=False) as checker:
+    print(checker.check(Case.from_json(json.loads(sys.argv[1]))).outcome)
+    assert _actions() == before
+del checker
+parse_abi.cache_clear()  # which keeps what it has loaded
+gc.collect()
+assert "cp_gather_cache.so" not in Path("/proc/self/maps").read_text()
+signal.raise_signal(signal.SIGALRM)
+assert seen
+"""
+
+
 def test_without_isolation_this_process_keeps_its_signals() -> None:
     """Its own handlers, also once the object is gone: Python's are called on whatever stack is the
     last one that was set, and that must not have been the object's."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            before, seen = _actions(), []
-            signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
-            with Checker("cp_gather_cache", "bundled:page", "host", isolate=False) as checker:
-                assert checker.check(case_of(HARMLESS)).outcome is Outcome.CLEAN
-                assert _actions() == before
-            del checker
-            parse_abi.cache_clear()  # which keeps what it has loaded
-            gc.collect()
-            assert "cp_gather_cache.so" not in Path("/proc/self/maps").read_text()
-            signal.raise_signal(signal.SIGALRM)
-            assert seen
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    command = [sys.executable, "-c", SIGNALLED, case_of(HARMLESS).dumps()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr
 
 
 @pytest.mark.skipif(platform.machine() not in _UPWARD, reason="its FE_UPWARD is not known here")
