@@ -1,4 +1,4 @@
-"""Cases of cp_gather_cache as a whole."""
+"""Cases of cp_gather_cache as a whole, and the named corners that they reach."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from ci.tests.strategies.conftest import Drawn
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.errors import InvalidArgument
 from hypothesis.statistics import collector
@@ -253,3 +254,58 @@ def test_every_operation_has_an_oracle():
     for name in operations():
         assert operation(name).name == name
         assert corners_for(name)
+
+
+def held_by(found: list[Drawn]) -> list[set[str]]:
+    """The corners that each case is in."""
+    corners = corners_for(OPERATION)
+    return [
+        {name for name, holds in corners.items() if holds(one.plan, one.expectation)}
+        for one in found
+    ]
+
+
+def counts_of(held: list[set[str]]) -> Counter[str]:
+    """Corner -> how many cases were in it."""
+    counted = Counter(dict.fromkeys(corners_for(OPERATION), 0))
+    for names in held:
+        counted.update(names)
+    return counted
+
+
+@pytest.fixture(scope="module")
+def held(draw) -> list[set[str]]:
+    return held_by(draw(4000))
+
+
+def test_every_corner_is_reached(held):
+    """4,000 cases are enough for all of them."""
+    assert [name for name, count in counts_of(held).items() if count == 0] == []
+
+
+def test_no_corner_is_trivial(held):
+    """The simplest case is in contract and in few corners; no corner holds of every case."""
+    assert max(counts_of(held).values()) < 4000
+    assert "class: in contract" in held[0]
+    assert not [name for name in held[0] if name.startswith("hostile")]
+
+
+def test_corners_are_of_the_class_they_name(held):
+    """A hostile corner holds of no case in contract, a boundary corner of no refused one."""
+    for names in held:
+        kinds = {name.split(":")[0] for name in names}
+        if "class: in contract" in names:
+            assert "hostile" not in kinds
+        if "class: refused" in names:
+            assert "boundary" not in kinds
+        else:
+            assert "refused" not in kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed_value", [1, 2, 3])
+def test_every_corner_has_its_odds(draw, seed_value):
+    """Each is reached about once in 1,500 cases or more often, whatever the seed (6 expected of
+    the rarest, give or take two or three)."""
+    counted = counts_of(held_by(draw(9000, seed_value=seed_value)))
+    assert [name for name, count in counted.items() if count < 4] == []

@@ -108,7 +108,11 @@ def test_a_packed_pool_past_2_to_31(generator):
 
 @pytest.mark.parametrize(
     ("corner", "pages"),
-    [("hostile: page -1", 1), ("hostile: page -2^31", 1), ("hostile: page num_pages", 2)],
+    [
+        ("hostile: page -1", 1),
+        pytest.param("hostile: page -2^31", 1, marks=pytest.mark.slow),
+        ("hostile: page num_pages", 2),
+    ],
 )
 def test_an_illegal_page_id(generator, corner, pages):
     """One request; one edit of the table, in its first columns."""
