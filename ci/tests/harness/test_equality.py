@@ -59,7 +59,10 @@ def test_what_is_missing_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> N
     assert done.stderr.startswith("could not check: there is no GPU")
 
 
-@pytest.mark.parametrize(("subject", "code"), [("bundled:page", 2), (WRONG, 1)])
+@pytest.mark.parametrize(
+    ("subject", "code"),
+    [pytest.param("bundled:page", 2, marks=pytest.mark.slow), (WRONG, 1)],
+)
 def test_a_run_that_is_stopped_keeps_what_it_has(tmp_path: Path, subject: str, code: int) -> None:
     """A difference is one; without any it is no pass."""
     path = tmp_path / "equality.json"

@@ -111,7 +111,7 @@ def test_a_packed_pool_past_2_to_31(generator):
     [
         ("hostile: page -1", 1),
         pytest.param("hostile: page -2^31", 1, marks=pytest.mark.slow),
-        ("hostile: page num_pages", 2),
+        pytest.param("hostile: page num_pages", 2, marks=pytest.mark.slow),
     ],
 )
 def test_an_illegal_page_id(generator, corner, pages):
@@ -134,6 +134,7 @@ def test_decreasing_starts(generator):
     assert case.sizes["entry_bytes"] == 1
 
 
+@pytest.mark.slow
 def test_a_negative_start(generator):
     """One request of one row that begins one row too early."""
     case = minimal(generator, at("hostile: first start negative"))
