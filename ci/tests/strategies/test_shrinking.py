@@ -151,6 +151,7 @@ def test_a_negative_sequence_start(generator):
     assert values_of(case, "seq_starts") == (-1,)
 
 
+@pytest.mark.slow
 def test_a_table_offset_past_2_to_31(generator):
     """Two requests of one row, as far apart as the boundary asks."""
     case = minimal(generator, at("boundary: table row past 2^31 bytes"))
@@ -159,9 +160,8 @@ def test_a_table_offset_past_2_to_31(generator):
     assert values_of(case, "starts") == (0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    "page_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 16, 64))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [2, 5, 16, 64])
 def test_the_smallest_page_size_that_shows_it(generator, page_size):
     """A fault that needs pages of some size shrinks to that size."""
     case = minimal(generator, lambda f: f.page_size >= page_size and len(f.columns) > 1)
