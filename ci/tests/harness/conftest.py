@@ -15,9 +15,10 @@ from pagefuzz.harness.workers.fork_server import close_servers
 Compile = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _servers() -> Iterator[None]:
-    """A file's end is that of what it has started."""
+@pytest.fixture(scope="module")
+def own_servers() -> Iterator[None]:
+    """A file's end is that of what it has started: for files that do harm to servers and workers.
+    To start a server takes others longer than it is worth."""
     yield
     close_servers()
 

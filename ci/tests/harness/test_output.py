@@ -15,6 +15,8 @@ from pagefuzz.harness.workers.client import Worker
 from pagefuzz.harness.workers.output import KEPT_BYTES, LIMIT_BYTES, OutputFile
 from pagefuzz.oracles.observation import Death
 
+pytestmark = pytest.mark.usefixtures("own_servers")
+
 PRINTED_BYTES = 2**30
 
 #: All that may be held of it: what is kept, and what comes while a busy machine looks elsewhere.

@@ -31,6 +31,8 @@ from pagefuzz.harness.workers.client import Worker, worker_for
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
+pytestmark = pytest.mark.usefixtures("own_servers")
+
 #: FE_UPWARD.
 _UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}
 

@@ -24,6 +24,8 @@ from pagefuzz.harness.workers.protocol import Message
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
+pytestmark = pytest.mark.usefixtures("own_servers")
+
 RUINED, OTHER = case_of(HARMLESS, 7), case_of(HARMLESS, 8)
 
 

@@ -38,6 +38,8 @@ from pagefuzz.harness.workers.oom import oom_kills
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
+pytestmark = pytest.mark.usefixtures("own_servers")
+
 
 @pytest.mark.parametrize("num_pages", [CHILD_AND_SEGFAULT, CHILD])
 def test_a_process_that_a_subject_leaves_behind_is_ended(worker: Worker, num_pages: int) -> None:

@@ -50,6 +50,8 @@ from pagefuzz.oracles.case import Case, CaseError, Placement
 from pagefuzz.oracles.observation import Death
 from pagefuzz.oracles.verdict import Outcome
 
+pytestmark = pytest.mark.usefixtures("own_servers")
+
 
 @pytest.mark.parametrize(
     ("num_pages", "how"),
