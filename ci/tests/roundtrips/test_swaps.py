@@ -244,7 +244,9 @@ def test_out_and_in_by_hand(device):
 
 
 @pytest.mark.parametrize(
-    "twin", ["turned", pytest.param("dropped", marks=pytest.mark.slow)], indirect=True
+    "twin",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "dropped" else n for n in FAULTS],
+    indirect=True,
 )
 def test_a_faulty_swap_is_found_and_named(twin):
     """On one trip; a search minimises to one swap, whose finding names the way."""
